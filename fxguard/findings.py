@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from fxguard.records import Frame, Role, Row, Source
+from fxguard.records import Frame, Role, Row, RowRole, Source
 
 __all__ = ["Climb", "Fix", "Growth", "Origin", "OriginKey", "columns_text"]
 
@@ -183,6 +183,13 @@ class Origin:
         """Whether an operation made the value; if not, a weight, a buffer or an input held it."""
         known = not self.what.startswith(GRADIENT_OF) and self.what != LOSS
         return self.role is Role.MADE and known
+
+    @property
+    def read_infinity(self) -> bool:
+        """Whether an operation made it of an infinity that was taken for a mask's."""
+        rows = self.frame.rows if self.is_operation and self.cause == "domain" else ()
+        inputs = (row for row in rows if row.role is not RowRole.OUTPUT)
+        return any(row.abs_max == math.inf for row in inputs)
 
     @property
     def is_lost_gradient(self) -> bool:

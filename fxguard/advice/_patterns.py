@@ -122,7 +122,7 @@ def is_square_of(step: Step | None) -> int | None:
         return None
     name = plain(step.kind)
     is_power = name == "pow" and number_of(step) == 2 and not step.number_first
-    is_product = name == "mul" and len(set(step.inputs)) == 1 and not step.literals
+    is_product = name == "mul" and len(step.inputs) == 2 and len(set(step.inputs)) == 1
     return step.inputs[0] if is_power or is_product or name == "square" else None
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxguard.advice import cancelled, signs, vanished, zeros
+from fxguard.advice import cancelled, lowered, signs, vanished, wrapped, zeros
 from fxguard.advice._rules import Rule, names_in
 from fxguard.advice.case import Case, titled
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.source.assigned import target_of
+from fxguard.source.named import other_text
 from fxguard.source.weighed import divergence_in
 
 __all__ = ["ZERO_RULES"]
@@ -121,13 +122,55 @@ def _cancelled(case: Case) -> Mapping[str, str]:
     }
 
 
+def _wrapped(case: Case) -> Mapping[str, str]:
+    """The integers that were squared, and where."""
+    found = wrapped.wrapped_square(case) or wrapped.Wrapped("it", "")
+    return {"squared": found.squared, "place": found.place}
+
+
+def _updated(case: Case) -> Mapping[str, str]:
+    """The covariance that a Kalman filter updates, and where."""
+    step = cancelled.covariance_update(case)
+    source = None if step is None else step.source
+    name = "" if source is None else target_of(source)
+    return {"P": name or "P", "place": "" if source is None else f" ({source.place})"}
+
+
+def _is_updated(case: Case) -> bool:
+    return cancelled.covariance_update(case) is not None and not cancelled.cancelled_state(case)
+
+
+def _lowered(case: Case) -> Mapping[str, str]:
+    """Where a state is lowered."""
+    source = lowered.lowered_at(case)
+    return {"place": "" if source is None else source.place}
+
+
 def _is_only_a_difference(case: Case) -> bool:
     is_state = cancelled.cancelled_state(case) is not None
     is_other = signs.is_difference_with_square(case) or signs.is_root_of_powers(case)
     return not (is_state or is_other) and cancelled.cancelled_difference(case) is not None
 
 
+def _sampled(case: Case) -> Mapping[str, str]:
+    """What a program gives to ``log_prob``, which inverts the tanh of a distribution."""
+    source = case.around.step.source
+    return {"sample": "" if source is None else other_text(source.code, "log_prob")}
+
+
+def _counted(case: Case) -> Mapping[str, str]:
+    return {"count": signs.count_less_one(case)}
+
+
 ZERO_RULES = (
+    Rule("zero divisor", names_in("div"), "advice",
+         "divide by {count} in place of {c.bare}, as var(unbiased=False) does, or by "
+         "max({c.bare}, 1): one row has no unbiased variance; or leave out a batch of one row, as "
+         "drop_last=True does", lambda c: bool(signs.count_less_one(c)), words=_counted),
+    Rule("zero divisor", names_in("div"), "advice",
+         "look at what makes {c.bare} 0, a number of the program; if it counts, divide by "
+         "max({c.bare}, 1)",
+         lambda c: signs.divides_by_number(c) and not signs.count_less_one(c)),
     Rule(_LOST, names_in("div"), "advice",
          "take softmax of what {exp} reads as weights, in place of it divided by its sum: it made "
          "0 of {number}", lambda c: _is_vanished(c) and vanished.is_mean_by_kernel(c),
@@ -140,6 +183,14 @@ ZERO_RULES = (
     Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "compute in {wide} from {exp} on: it holds {name} down to {name}({far})", _fits_wider,
          words=_vanished),
+    Rule("domain", _LOG | _POWERS | _ROOTS, "advice",
+         "square {squared} as floating-point numbers, {squared}.float() ({place}): its squares are "
+         "integers too large for their type, and have wrapped around to negative ones",
+         lambda c: wrapped.wrapped_square(c) is not None, words=_wrapped),
+    Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
+         "update {P}{place} by Joseph's form, (I - K H) {P} (I - K H)^T + K R K^T, in float64: by "
+         "roundings (I - K H) {P} is no covariance any more; a smaller first {P} loses less",
+         _is_updated, words=_updated),
     Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
          "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}in a form "
          "that is never negative (a Cholesky factor; Joseph's form of a Kalman update)",
@@ -200,15 +251,27 @@ ZERO_RULES = (
          'take F.kl_div({q}, {p}, reduction="none") in place of {p} * ({p}.log() - {q})',
          _is_divergence, words=_divergence),
     Rule("zero divisor", names_in("div"), "advice",
+         "initialise this weight with numbers that are not 0, or leave the norm out (such as "
+         "spectral_norm): it divides the weight by its own norm, which is 0",
+         zeros.is_weight_by_norm),
+    Rule("zero divisor", names_in("div"), "advice",
          "take F.normalize({c.dividend}, dim=dim), or add an eps to the norm: a row is all zeros",
-         zeros.divides_by_own_norm),
+         lambda c: zeros.divides_by_own_norm(c) and not zeros.is_weight_by_norm(c)),
     Rule("zero divisor", names_in("div"), "advice",
          "add an eps to the norm, {c.x} + 1e-6: a norm is 0",
          lambda c: zeros.is_norm(c) and not zeros.divides_by_own_norm(c) and c.eps_has_gradient()),
     Rule("zero divisor", names_in("div"), "advice",
          "take F.cosine_similarity, which bounds the divisor, or {c.x}.clamp(min=1e-8): a vector "
          "is all zeros", lambda c: zeros.divides_by_two_norms(c) and c.eps_has_gradient()),
+    Rule("zero divisor, rounding, domain", names_in("atanh"), "advice",
+         "keep the samples as they were before tanh, and take their log_prob there; or bound what "
+         "log_prob is given, {sample}.clamp(-1 + 5e-07, 1 - 5e-07): tanh has rounded them to 1",
+         lambda c: bool(_sampled(c)["sample"]), words=_sampled),
     # Powers of numbers that may be negative.
+    Rule("domain", _LOG | _POWERS | _ROOTS, "advice",
+         "keep {c.x} from falling below 0 where it is lowered ({place}): take away no more than "
+         "there is, by minimum, or clamp(min=0) what is left",
+         lambda c: lowered.lowered_at(c) is not None, words=_lowered),
     Rule("domain", _POWERS, "advice",
          "clamp what the first power reads, {c.base}.clamp(min=1e-6): a mean of powers may be "
          "negative, and has no root", signs.is_root_of_powers),

@@ -17,7 +17,7 @@ from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 
-__all__ = ["Cancelled", "cancelled_difference", "cancelled_state"]
+__all__ = ["Cancelled", "cancelled_difference", "cancelled_state", "covariance_update"]
 
 MOST_STEPS = 64  # from the operand back
 ROUNDINGS = 16  # of the largest number, that may add up
@@ -82,6 +82,30 @@ def cancelled_difference(case: Case) -> Cancelled | None:
     least = max(terms, default=0.0)
     is_one = LEAST < least < math.inf and number <= _roundings(least, case.dtype)
     return Cancelled(step, least) if is_one else None
+
+
+def covariance_update(case: Case) -> Step | None:
+    """The product ``(I - K H) P`` that led to a negative operand: it need not stay a covariance.
+
+    Source: Bucy and Joseph, Filtering for Stochastic Processes with Applications to Guidance, 1968.
+    """
+    around = case.around
+    if _negative(case) is None or around.culprit is None:
+        return None
+    todo, seen = [around.culprit], {around.culprit}
+    for _ in range(MOST_STEPS):
+        step = around.maker_of(todo.pop(0)) if todo else None
+        if step is None or (step.counts and plain(step.kind) not in _COMBINES):
+            continue
+        if plain(step.kind) in _MATRIX_PRODUCTS and len(step.inputs) == 2:
+            gain = made_by(around, step.inputs[0])
+            if gain is not None and plain(gain.kind) in ("rsub", "sub") and gain.inputs:
+                unit = made_by(around, gain.inputs[0])
+                if unit is not None and plain(unit.kind) == "eye":
+                    return step
+        todo += [each for each in step.inputs if each not in seen]
+        seen.update(step.inputs)
+    return None
 
 
 def _negative(case: Case) -> float | None:

@@ -367,7 +367,9 @@ RULES = (
          signs.is_root_by_hand),
     Rule("zero divisor", _DIVISIONS, "advice",
          "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
-         "division, or add an eps to it", lambda c: not c.has_other_pole(), last=True,
+         "division, or add an eps to it",
+         lambda c: not (c.has_other_pole() or signs.divides_by_number(c)
+                        or zeros.is_weight_by_norm(c)), last=True,
          tries=("a / b -> a / where(b == 0, 1, b)",)),
     Rule("domain", _POSITIVE, "advice",
          "keep {c.parameters} positive, by softplus or exp of a free parameter: a bound on {c.x} "
@@ -436,12 +438,14 @@ RULES = (
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",
          "put 0 where the mask is before this product, {c.masked}: 0 * -inf is NaN",
-         signs.is_masked_log, rewrites=("a * b -> {c.without_infinity}",)),
+         lambda c: signs.is_masked_log(c) or signs.is_masked_value(c),
+         rewrites=("a * b -> {c.without_infinity}",)),
     Rule("domain", _names("mul"), "exact",
          "mask after this product, not before it: 0 * -inf is NaN", signs.is_masked_score),
     Rule("domain", _names("mul"), "exact",
          "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",
-         lambda c: c.reads_mask() and not (signs.is_masked_log(c) or signs.is_masked_score(c)),
+         lambda c: c.reads_mask() and not (signs.is_masked_log(c) or signs.is_masked_score(c)
+                                           or signs.is_masked_value(c)),
          rewrites=(
              'a * b + (1 - b) * float("-inf") -> a.masked_fill(b != 1, float("-inf"))',
              'a + (1 - b) * float("-inf") -> a.masked_fill(b != 1, float("-inf"))',
@@ -451,12 +455,22 @@ RULES = (
          lambda c: c.reads_mask() and not signs.is_difference_of_masks(c)),
     Rule("domain", PRODUCTS | _REDUCED, "advice",
          "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)", Case.reads_mask),
+    Rule("domain", _names("kl_div"), "advice",
+         "give {c.name} probabilities, log_p.exp() with log_target=False: it takes 0 * log(0) as 0 "
+         "then; with log_target=True it computes 0 * -inf where a target is masked",
+         signs.has_log_target),
+    Rule("domain", _names("logaddexp"), "advice",
+         "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what cannot be reached: "
+         "{c.name} of -inf alone has no derivative", Case.reads_infinity),
     Rule("domain", _LOSSES, "advice",
          "leave out targets that the mask excludes: their probability is 0", Case.reads_infinity),
     Rule("domain", None, "advice", "look at what made its operand infinite", Case.reads_infinity,
          last=True),
     Rule("masked row", _names("sub"), "advice",
          "mask with torch.finfo({c.torch_dtype}).min in place of -inf: -inf - (-inf) is NaN"),
+    Rule("masked row", _names("logsumexp logcumsumexp"), "advice",
+         "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what cannot be reached: "
+         "{c.name} of -inf alone has no derivative"),
     Rule("masked row", None, "advice",
          "drop the row in which everything is masked, or unmask one position of it"),
     # Empty operands.

@@ -12,7 +12,7 @@ from fxguard.advice.causes import cause_of, is_lost, lost_eps
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
-from fxguard.graph.tables import CASTS, ENTRIES, UNINITIALISED
+from fxguard.graph.tables import CASTS, ENTRIES, LOSSES, UNINITIALISED
 
 __all__ = ["DIMS_OF_HEADS", "gradient_text", "operands_text"]
 
@@ -102,7 +102,8 @@ def _expression(evidence: Evidence) -> str:
         if left.count != right.count:  # in the gradient of a weight, both are whole
             return f"{name} of numbers {_range(left)} and {_range(right)}"
         return f"a row {_range(left)} times a column {_range(right)} ({_elements(left.count)})"
-    first = tensors[0]
+    is_infinite = (x for x in tensors if math.isinf(x.low) or math.isinf(x.high))
+    first = next(is_infinite, tensors[0]) if name in LOSSES else tensors[0]
     if first.count == 0 or (name in SPREADS and first.count == 1):
         return f"{name} of {_elements(first.count)} is NaN"
     if first.low == first.high == -math.inf:

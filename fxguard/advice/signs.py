@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+import re
 
 from fxguard.advice import becomes
 from fxguard.advice._expressions import is_difference_of_squares
@@ -15,9 +16,13 @@ from fxguard.advice.surroundings import names_of
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES
 from fxguard.records import Role
+from fxguard.source.assigned import statement_at
 
 __all__ = [
+    "count_less_one",
+    "divides_by_number",
     "divides_by_whole_numbers",
+    "has_log_target",
     "is_by_weight_in_half",
     "is_chosen_after",
     "is_count_of_mask",
@@ -29,6 +34,7 @@ __all__ = [
     "is_learned_exponent",
     "is_masked_log",
     "is_masked_score",
+    "is_masked_value",
     "is_near_limit",
     "is_of_weight",
     "is_root_by_hand",
@@ -49,6 +55,8 @@ _NO_COUNTS = frozenset(
         *("sqrt", "std", "sub", "var", "vector_norm"),
     ]
 )
+
+_LESS_ONE = re.compile(r"(.+) - 1")  # of a count
 
 _LOGARITHMS = ("log", "log_softmax", "logsumexp")  # they make logarithms of probabilities
 
@@ -72,6 +80,13 @@ def is_masked_log(case: Case) -> bool:
     return case.reads_mask() and not names_of(behind).isdisjoint(_LOGARITHMS)
 
 
+def has_log_target(case: Case) -> bool:
+    """Its targets are logarithms, of which one is -inf: the program says ``log_target=True``."""
+    source = case.around.step.source
+    says = source is not None and "log_target=True" in statement_at(source).replace(" ", "")
+    return says and case.reads_infinity()
+
+
 def is_masked_score(case: Case) -> bool:
     """Its infinite operand is an activation that was masked before."""
     around = case.around
@@ -85,6 +100,13 @@ def is_masked_score(case: Case) -> bool:
     )
 
 
+def is_masked_value(case: Case) -> bool:
+    """Its infinite operand holds numbers of which some are masked, and none of them is 0."""
+    found = map(case.around.range_of, case.infinite_operands())
+    holds_numbers = any(each is not None and 0 < each.abs_min < math.inf for each in found)
+    return case.reads_mask() and holds_numbers and not is_masked_score(case)
+
+
 def is_count_of_mask(case: Case) -> bool:
     """It is a sum of what was given, such as a mask, or of ones."""
     operands = () if case.evidence is None else case.evidence.operands
@@ -95,6 +117,19 @@ def is_count_of_mask(case: Case) -> bool:
     # x / x.sum() is not a mean over a mask.
     read = case.around.step.inputs
     return any(case.around.is_given(value) and value not in read for value in counted)
+
+
+def divides_by_number(case: Case) -> bool:
+    """Its divisor is a number of the program, which is 0."""
+    operands = () if case.evidence is None else case.evidence.operands
+    is_number = len(operands) == 2 and not operands[1].dtype and operands[1].low == 0
+    return case.name == "div" and is_number and not case.around.step.number_first
+
+
+def count_less_one(case: Case) -> str:
+    """The count if the same is one less, as for an unbiased variance: ``len(x)``; else ""."""
+    found = _LESS_ONE.fullmatch(case.bare) if divides_by_number(case) else None
+    return "" if found is None else found[1]
 
 
 def divides_by_whole_numbers(case: Case) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from fxguard.graph.poles import DEFAULT_EPS, plain
-from fxguard.graph.tables import CASTS, LIMITERS, MOVES, SELECTS
+from fxguard.graph.tables import CASTS, LIMITERS, LOSSES, MOVES, SELECTS
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Range, Role, Severity, Source
@@ -221,11 +221,16 @@ class Surroundings:
 
     @property
     def culprit(self) -> int | None:
-        """The operand that matters for poles and domains: the divisor, or the only one."""
-        inputs = self.step.inputs
-        if not inputs:
+        """The operand that matters for poles and domains: the divisor, or the only one.
+
+        Of a loss it is the one that is masked. None if it is a number, or a tensor of integers.
+        """
+        inputs, name = self.step.inputs, plain(self.step.kind)
+        if not inputs or (name == "div" and len(inputs) == 1 and not self.step.number_first):
             return None
-        return inputs[-1] if plain(self.step.kind) in ("div", "addcdiv", "xlogy") else inputs[0]
+        if name in LOSSES:
+            return next(filter(self.is_masked, inputs), inputs[0])
+        return inputs[-1] if name in ("div", "addcdiv", "xlogy") else inputs[0]
 
     @property
     def culprit_made_by(self) -> list[Step]:

@@ -17,6 +17,7 @@ from fxguard.advice.surroundings import names_of
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
+from fxguard.records import Role
 from fxguard.source.added import is_added_at
 from fxguard.source.weighed import is_weighed_at
 
@@ -32,6 +33,7 @@ __all__ = [
     "is_ratio_in_divergence",
     "is_spread_of_data",
     "is_weighed",
+    "is_weight_by_norm",
     "share_of",
     "spread_of_data",
     "turns_of_products",
@@ -287,6 +289,23 @@ def divides_by_own_norm(case: Case) -> bool:
         return False
     dividend = _root(case, case.around.step.inputs[0])
     return dividend == _root(case, step.inputs[0])
+
+
+def is_weight_by_norm(case: Case) -> bool:
+    """It divides a weight by what is computed of it, as ``spectral_norm`` does."""
+    if case.name != "div" or len(case.around.step.inputs) != 2:
+        return False
+    weight, divisor = (_root(case, value) for value in case.around.step.inputs)
+    if case.around.values[weight].role is not Role.WEIGHT:
+        return False
+    todo, seen = [divisor], {divisor}
+    for _ in range(MOST_BACK):
+        step = case.around.maker_of(todo.pop(0)) if todo else None
+        if step is not None:
+            new = {_root(case, value) for value in step.inputs} - seen
+            seen |= new
+            todo += new
+    return divisor != weight and weight in seen
 
 
 def divides_by_two_norms(case: Case) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from fxguard.api.listening import guard_with_tools
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.batch.loss import Loss
+from fxguard.capture.instances import instances_of
 from fxguard.errors import FxguardError
 from fxguard.forgiving import theirs
 from fxguard.graph.random_state import random_state_kept
@@ -65,11 +68,17 @@ class WholeScript:
         self._guard.watch_steps(losses)
         self._losses = losses
         self._is_open = True
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._kept: Report | None = None  # is told at the end
         self._noted: Report | None = None  # likewise, but in a line: no model has read it
         self._raised: tuple[tuple[int, str], Report] | None = None  # what raised last because of it
         self._beside = Beside(
-            self._script_read, self._backward_begins, self._gradient_bad, self._operation_raised
+            self._script_read,
+            self._backward_begins,
+            self._gradient_bad,
+            self._operation_raised,
+            losses.is_output,
+            self._is_gradient,
         )
         self._hooks = StepHooks(self._step_begins, self._step_ended)
         losses.look_beside(self._beside)
@@ -103,19 +112,32 @@ class WholeScript:
 
     def model_reads(self, args: Any, kwargs: Any) -> None:
         """Called with the arguments of a model, before its call."""
-        self._beside.take_read()
-        self._beside.handed_on((args, kwargs))
+        self._beside.model_reads((args, kwargs))
 
     def instead(self, report: Report) -> Report | None:
         """What made the bad numbers that a model or its loss was given, if that is reported."""
-        read = self._beside.take_read()
-        if read is None or report.phase not in ("data", "loss") or report.origins[0].is_operation:
+        if report.phase == "optimizer":
+            return self._behind_rate(report)
+        read = self._beside.take_read(by_loss=report.origins[0].frame.phase == "loss")
+        if read is None or report.phase not in ("data", "loss"):
+            return None
+        if report.origins[0].is_operation and not report.origins[0].read_infinity:
             return None
         made = self._report(*read)
         if made is None:
             return None
         why = (*made.why, f"it was read as {report.origins[0].message}")
         return replace(made, batch_number=report.batch_number, why=why)
+
+    def _behind_rate(self, report: Report) -> Report | None:
+        """What made a learning rate, if the script has read that of a tensor."""
+        groups = (group for each in instances_of(Optimizer) for group in each.param_groups)
+        read = self._beside.read_of([group.get("lr") for group in groups])
+        if read is None:
+            return None
+        origin = report.origins[0]
+        made = self._report_on(read.tensors, read.keys, f"then {origin.message}: {origin.operands}")
+        return made and replace(made, batch_number=report.batch_number)
 
     def tell(self) -> None:
         """Report the first bad number that the script has read; beside a model it is only noted.
@@ -254,7 +276,15 @@ class WholeScript:
             loss.backward_comes(again)
             torch.autograd.backward(again, [gradient] * len(again))
 
-    def _step_begins(self, *_: Any) -> None:
+    def _is_gradient(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the gradient of a weight that an optimizer steps."""
+        if not self._optimizers:
+            self._optimizers.update(instances_of(Optimizer))
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        return any(weight.grad is tensor for group in groups for weight in group["params"])
+
+    def _step_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        self._optimizers.add(optimizer)
         self._beside.pauses = True
 
     def _step_ended(self, *_: Any) -> None:

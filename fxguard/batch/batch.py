@@ -101,6 +101,8 @@ class Batch:
         # that is judged now.
         self.part: tuple[frozenset[Key], frozenset[int]] | None = None
         self.judged_before: set[Key] = set()  # values that another batch made
+        self.masks: set[Key] = set()  # given values whose infinities a model has made on purpose
+        self.holds_all = True  # every operation, and not only those that led to something bad
         self.failed: GraphRun | None = None  # the last run that raised; it has no statistics yet
         # The last operation between graphs that raised, and what it raised.
         self.raised: tuple[UncapturedOperation, BaseException] | None = None
@@ -227,6 +229,10 @@ class Batch:
                 watcher.measured(key, tensor)
         self.live.remember(tensor, key)
         return key
+
+    def detail_of(self, key: Key) -> Detail | None:
+        """What was seen of a bad value between graphs when it was measured; None if nothing."""
+        return self.details.get(key.value) if key.is_between_graphs else None
 
     def measured_before(self, name: str, dtype: str, pair: tuple[float, float]) -> Key:
         """Add a value that an operation made, with the magnitudes that were read then."""

@@ -103,7 +103,10 @@ class Tape:
         if not (made or written) or not any(map(self._belongs_to(call), read)):
             return
         if not all(isinstance(self._held(x, call.versions[id(x)]), Made) for x in written):
-            return  # it has written what was given: what that holds now is given anew
+            # It has written what was given. What that holds now is given anew.
+            for tensor in read:
+                self._note_leaf(tensor, call)
+            return
         call.args, call.kwargs = replaced((call.args, call.kwargs), self._ref_in(call))
         call.order = self._next()
         for tensor in written:
@@ -147,11 +150,15 @@ class Tape:
                 self._remember(tensor, value)
                 if by_function:
                     self._by_functions.add(value)
-                if tensor.requires_grad and tensor.is_leaf:
-                    self._leaves[id(tensor)] = weakref.ref(tensor), self._name_of(tensor, call)
+                self._note_leaf(tensor, call)
             return Ref(value)
 
         return ref_to
+
+    def _note_leaf(self, tensor: Tensor, call: Noted) -> None:
+        """Note that an operation has read a leaf of autograd, if it has."""
+        if tensor.requires_grad and tensor.is_leaf:
+            self._leaves[id(tensor)] = weakref.ref(tensor), self._name_of(tensor, call)
 
     def _rewrite(self, tensor: Tensor, call: Noted) -> None:
         """Note that a call wrote a tensor, and with it all that share its memory."""

@@ -46,6 +46,9 @@ class Beside(Protocol):
     def handed_on(self, values: Any) -> None:
         """A loss is about to read these arguments."""
 
+    def loss_is_over(self) -> None:
+        """What a loss has read before matters no more."""
+
     def hands_on(self, func: Any, args: tuple[Any, ...], result: Any = None) -> None:
         """A loss was read by an operation that makes no floating-point number."""
 
@@ -164,6 +167,8 @@ class Following(Observer):
         """Called when an optimizer is about to change weights: no backward can run again."""
         if self.beside is None:
             self.stop()
+        else:
+            self.beside.loss_is_over()
         self._now_of(None)
 
     def retire(self) -> None:
@@ -247,6 +252,8 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
     following = _here.following
     if following is not None:
         following.writes, following.differentiates = LateWrites(), True
+        if following.beside is not None:
+            following.beside.loss_is_over()
     try:
         return func(*args, **kwargs)
     finally:

@@ -144,7 +144,7 @@ typedef struct {
 /* Names of attributes. */
 static PyObject *f_back, *f_lasti, *is_inference, *is_floating_point, *is_complex, *grad_fn,
     *metadata, *name_kind, *name_turned, *name_other, *name_apart, *name_inside, *name_raised,
-    *name_objected, *name_otherwise;
+    *name_objected, *name_otherwise, *name_pair;
 
 static long version_of_tensor(PyObject *tensor) {
     PyObject *found = PyObject_GetAttr(tensor, version);
@@ -490,6 +490,21 @@ static int count_unread(Operations *all, PyObject *tensor) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Asks Python for the range of a tensor of complex numbers. 0 if it has none, -1 for an error. */
+static int read_complex(Operations *all, PyObject *tensor, PyObject *its_dtype, double *low,
+                        double *high) {
+    if (!attribute_is(its_dtype, is_complex, Py_True))
+        return PyErr_Occurred() ? -1 : 0;
+    PyObject *pair = PyObject_CallMethodObjArgs(all->hooks, name_pair, tensor, NULL);
+    if (pair == NULL || pair == Py_None) {
+        Py_XDECREF(pair);
+        return pair == NULL ? -1 : 0;
+    }
+    const int is_pair = PyArg_ParseTuple(pair, "dd", low, high);
+    Py_DECREF(pair);
+    return is_pair ? 1 : -1;
+}
+
 /* Notes what an operation has made, or written to. -1 where an error came. */
 static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *result,
                 long path) {
@@ -506,28 +521,34 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
     PyObject *code = NULL, *needs = NULL;
     int done = -1;
     DLTensor memory;
-    if (is_known != 1) {
-        done = is_known < 0 ? -1 : count_unread(all, result);
-        goto end;
-    }
-    if (tensor_of(result, &memory) != 0) { /* such as a value of a transform */
-        PyErr_Clear();
-        done = 0;
-        goto end;
-    }
-    if (memory.dtype.code != CODE_FLOAT && memory.dtype.code != CODE_BFLOAT) {
-        PyObject *named = kwargs == NULL ? Py_None : kwargs;
-        PyObject *said = !all->has_bad ? held(NULL)
-                                       : PyObject_CallMethodObjArgs(all->hooks, name_other, func,
-                                                                    args, named, result, NULL);
-        done = said == NULL ? -1 : 0;
-        Py_XDECREF(said);
-        goto end;
-    }
     double low, high;
-    if (!range_in(&memory, &low, &high)) {
-        done = 0;
+    if (is_known < 0)
         goto end;
+    if (is_known == 0) {
+        const int is_read = read_complex(all, result, its_dtype, &low, &high);
+        if (is_read != 1) {
+            done = is_read < 0 ? -1 : count_unread(all, result);
+            goto end;
+        }
+    } else {
+        if (tensor_of(result, &memory) != 0) { /* such as a value of a transform */
+            PyErr_Clear();
+            done = 0;
+            goto end;
+        }
+        if (memory.dtype.code != CODE_FLOAT && memory.dtype.code != CODE_BFLOAT) {
+            PyObject *named = kwargs == NULL ? Py_None : kwargs;
+            PyObject *said = !all->has_bad ? held(NULL)
+                                           : PyObject_CallMethodObjArgs(
+                                                 all->hooks, name_other, func, args, named, result, NULL);
+            done = said == NULL ? -1 : 0;
+            Py_XDECREF(said);
+            goto end;
+        }
+        if (!range_in(&memory, &low, &high)) {
+            done = 0;
+            goto end;
+        }
     }
     if ((PyObject *)Py_TYPE(func) == all->wrapper) { /* such as a gradient */
         const int is_view = PySet_Contains(all->views, func);
@@ -872,6 +893,7 @@ static int add_operations(PyObject *module) {
         {&name_kind, "kind_of"},   {&name_turned, "turned_bad"},
         {&name_other, "other"},    {&name_apart, "apart"},        {&name_raised, "raised"},
         {&name_inside, "inside"}, {&name_objected, "objected"}, {&name_otherwise, "otherwise"},
+        {&name_pair, "pair_of"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         *names[i].at = PyUnicode_InternFromString(names[i].name);

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fxguard.batch.active import ActiveForward
 from fxguard.batch.batch import Batch
+from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.forget import keep_only
 from fxguard.batch.keys import Key
 from fxguard.batch.loss import BACKWARDS
@@ -31,6 +32,7 @@ from fxguard.script.operations import (
     is_record,
     kind_of_code,
     operations_with,
+    pair_of,
     place_of,
 )
 from fxguard.script.transforms import Transforms
@@ -39,11 +41,14 @@ from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Beside", "Handed"]
 
-CLOSELY = 2  # times that an operation at one place is looked at closely
+CLOSELY = 32  # times that an operation at one place is looked at closely
+OF_BAD = 2  # the same if it was given what is bad
 MOST_LOOKS = 128
 MOST_VALUES = 256
 MOST_REPETITIONS = 3  # of a backward: a bad gradient that is not explained stays bad
 MOST_RAISED = 32  # exceptions that are looked into: a script may try again and again
+MOST_READ = 8  # bad values that one loss has read
+MOST_NUMBERS = 256  # that are not finite and were handed to Python
 MOST_DERIVED = 64  # integers that are known to come of bad numbers
 
 # What hands a number to Python.
@@ -88,6 +93,8 @@ class Beside:
         gradient_bad: called when a backward made a bad gradient, with the tensors that it began
             with, and the gradient that it was given there, or None.
         raised: called when an operation has raised because of bad tensors, with its error.
+        is_output: whether a guarded model has returned a tensor.
+        is_gradient: whether it is the gradient of a weight that an optimizer steps.
 
     Attributes:
         operations: runs each operation.
@@ -103,15 +110,20 @@ class Beside:
         backward_begins: Matters,
         gradient_bad: Callable[[list[Tensor], Tensor | None], object],
         raised: Callable[[Exception, Handed], object],
+        is_output: Callable[[Tensor], bool],
+        is_gradient: Callable[[Tensor], bool],
     ) -> None:
         self._script_read = script_read
         self._backward_begins = backward_begins
         self._gradient_bad = gradient_bad
         self._raised = raised
+        self._is_output, self._is_gradient = is_output, is_gradient
+        self._gradients: set[Key] = set()  # that were bad
         self.has_no_model = True
         self._objected = 0
         self.handed: Handed | None = None
         self._derived: list[tuple[weakref.ref[Tensor], Handed]] = []  # integers of bad numbers
+        self._numbers: dict[int, tuple[float, Handed]] = {}  # that Python was given, by id
         self._exceptions = MOST_RAISED  # that are left
         self._leaves: Leaves = {}
         self.operations = operations_with(self, self._leaves)
@@ -121,7 +133,8 @@ class Beside:
         self._forward: ActiveForward | None = None  # of what is bad; None as long as nothing is
         self._most_values = MOST_VALUES  # in its batch, before those that are gone are forgotten
         self._keys: dict[int, tuple[Record, Key]] = {}  # by id of the record
-        self._read: list[Key] = []  # what a model, or the loss of one, has read first
+        self._read: list[Key] = []  # by the model that was called last
+        self._read_in_loss: list[Key] = []  # since the last backward, the first ones
         self._turned = 0  # how often something was bad
         self._asked_at = 0  # so often it has to have been for another judgment
         self._times: dict[Any, int] = {}  # by code and instruction
@@ -130,6 +143,7 @@ class Beside:
     # What is called of an operation that has run: see `Hooks`.
 
     kind_of = staticmethod(kind_of_code)
+    pair_of = staticmethod(pair_of)
 
     def other(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Any
@@ -175,7 +189,7 @@ class Beside:
         Args:
             func: what ran.
             args: its arguments.
-            result: what it made, if that is a tensor.
+            result: what it made, a tensor or numbers.
         """
         name = getattr(func, "__name__", "")
         is_number = type(result) is Tensor and result.dtype is not torch.bool
@@ -190,8 +204,21 @@ class Beside:
             self._derived.insert(0, (weakref.ref(result), found))
             return
         self.handed = found
+        self._keep_numbers(result, found)
         if name in READS and self._turned >= self._asked_at:
             self._reaches(args, self._script_read)
+
+    def _keep_numbers(self, result: Any, read: Handed) -> None:
+        """Keep the numbers that Python was given and that are not finite, to know them again."""
+        for number in nodes.leaves(result):
+            is_bad_number = type(number) is float and not math.isfinite(number)
+            if is_bad_number and len(self._numbers) < MOST_NUMBERS:
+                self._numbers[id(number)] = number, read
+
+    def read_of(self, numbers: Iterable[Any]) -> Handed | None:
+        """What the first of these numbers was read of that Python was given."""
+        known = (self._numbers.get(id(number)) for number in numbers)
+        return next((found[1] for found in known if found is not None), None)
 
     def _bad_read(self, func: Callable[..., Any], values: Any) -> Handed | None:
         """The bad tensors among some arguments, and those that their integers come of."""
@@ -207,7 +234,7 @@ class Beside:
             if of is not None:
                 references += of.references
                 keys += of.keys
-            elif each.is_floating_point() and is_bad(each):
+            elif (each.is_floating_point() or each.is_complex()) and is_bad(each):
                 references.append(weakref.ref(each))
                 if self._forward is not None:
                     keys += self._bad_among([each])
@@ -267,14 +294,25 @@ class Beside:
                 return True
         return False
 
-    def handed_on(self, values: Any) -> None:
-        """A model, or a loss that is followed, is about to read these arguments."""
-        if self._forward is not None and not self._read:
-            self._read = self._bad_among(nodes.leaves(values))
+    def model_reads(self, values: Any) -> None:
+        """A model is about to read these arguments."""
+        self._read = [] if self._forward is None else self._bad_among(nodes.leaves(values))
 
-    def take_read(self) -> tuple[Batch, list[Key]] | None:
-        """What was handed on first since the last time, in the batch of what is bad."""
-        read, self._read = self._read, []
+    def handed_on(self, values: Any) -> None:
+        """A loss that is followed is about to read these arguments."""
+        if self._forward is not None and len(self._read_in_loss) < MOST_READ:
+            self._read_in_loss += self._bad_among(nodes.leaves(values))
+
+    def loss_is_over(self) -> None:
+        """What a loss has read before matters no more."""
+        self._read_in_loss = []
+
+    def take_read(self, *, by_loss: bool) -> tuple[Batch, list[Key]] | None:
+        """What a model has read, or its loss, in the batch of what is bad; once."""
+        if by_loss:
+            read, self._read_in_loss = self._read_in_loss, []
+        else:
+            read, self._read = self._read, []
         return (self._forward.batch, read) if self._forward is not None and read else None
 
     def leaves(self) -> list[Tensor]:
@@ -321,7 +359,25 @@ class Beside:
         assert self._forward is not None
         if bad := self._bad_among(values):
             self._asked_at = 2 * self._turned  # intended infinities may be read all the time
-            matters(self._forward.batch, bad)
+            if self.has_no_model or not self._come_of_gradients(bad):
+                matters(self._forward.batch, bad)
+
+    def _come_of_gradients(self, keys: Iterable[Key]) -> bool:
+        """Whether all that led to some values is gradients, which the guard of a model judges."""
+        assert self._forward is not None
+        made = {}
+        for event in self._forward.batch.events:
+            if isinstance(event, UncapturedOperation):
+                made.update({key: event for _, key in event.outputs})
+        todo, seen = list(keys), set(keys)
+        while todo:
+            key = todo.pop()
+            read = [each for _, each in made[key].inputs] if key in made else []
+            if not read and key not in self._gradients:
+                return False
+            todo += [each for each in read if each not in seen]
+            seen.update(read)
+        return True
 
     @torch.compiler.disable
     def turned_bad(
@@ -352,9 +408,14 @@ class Beside:
                 )
                 if key is not None:
                     inputs.append((label, key))
-            key = batch.measure(result, Role.MADE, call.kind)
-            if not call.written and self._is_first_at(record):
-                add_evidence(batch, call, func, result, [((), key)], MOST_LOOKS)
+            of_bad = any(not math.isfinite(batch.pairs[key.value][1]) for _, key in inputs)
+            if self._is_first_at(record, of_bad=of_bad):
+                key = batch.measure(result, Role.MADE, call.kind)
+                if not call.written:
+                    add_evidence(batch, call, func, result, [((), key)], MOST_LOOKS)
+            else:
+                key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
+                batch.live.remember(result, key)
             self._keys[id(record)] = record, key
             operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
             batch.events.append(operation)
@@ -364,11 +425,15 @@ class Beside:
         alive = {
             key for _, key in batch.live.alive() if not math.isfinite(batch.pairs[key.value][1])
         }
-        handed = [*([] if self.handed is None else [self.handed]), *(of for _, of in self._derived)]
+        handed = [of for _, of in (*self._derived, *self._numbers.values())]
+        handed += [] if self.handed is None else [self.handed]
         renamed = keep_only(
-            batch, alive | {*self._read, *(key for of in handed for key in of.keys)}
+            batch,
+            alive | {*self._read, *self._read_in_loss, *(key for of in handed for key in of.keys)},
         )
         self._read = [renamed[key] for key in self._read]
+        self._read_in_loss = [renamed[key] for key in self._read_in_loss]
+        self._gradients = {renamed[key] for key in self._gradients if key in renamed}
         for keys in {id(of.keys): of.keys for of in handed}.values():
             keys[:] = [renamed[key] for key in keys]
         self._keys = {
@@ -381,18 +446,20 @@ class Beside:
     def _begin(self) -> Batch:
         """The batch of what is bad, which begins when something is."""
         if self._forward is None:
-            self._forward, self.operations.has_bad = ActiveForward(Batch(0), {}, {}, None), True
+            batch, self.operations.has_bad = Batch(0), True
+            batch.holds_all = False
+            self._forward = ActiveForward(batch, {}, {}, None)
         return self._forward.batch
 
     def _record_of(self, tensor: Tensor) -> Record | None:
         """The record of what a tensor holds, whoever has made it."""
         return self.operations.of(tensor) or self._transforms.of(tensor)
 
-    def _is_first_at(self, record: Record) -> bool:
+    def _is_first_at(self, record: Record, *, of_bad: bool) -> bool:
         """Whether this is one of the first times that an operation turned bad at its place."""
-        place = record.code, record.last
+        place = record.code, record.last, of_bad
         times = self._times[place] = self._times.get(place, 0) + 1
-        return times <= CLOSELY
+        return times <= (OF_BAD if of_bad else CLOSELY)
 
     def _key_before(self, written: Tensor, record: Record) -> Key | None:
         """The value that a tensor held before the operation of a record wrote to it."""
@@ -413,6 +480,10 @@ class Beside:
         if key is None:
             role, name = held_name(tensor) or (Role.INPUT, label)
             key = batch.value_of(tensor, name, role)
+            if self._is_output(tensor):
+                batch.masks.add(key)
+            if role is Role.INPUT and self._is_gradient(tensor):
+                self._gradients.add(key)
         return key
 
     def _key_of_record(self, record: Record, depth: int = MOST_DEPTH) -> Key:

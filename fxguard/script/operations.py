@@ -124,6 +124,9 @@ class Hooks(Protocol):
     def kind_of(self, code: CodeType) -> int:
         """Whose code it is: ``OF_SCRIPT``, ``INNER``, ``OF_GRAPH``."""
 
+    def pair_of(self, tensor: Tensor) -> tuple[float, float] | None:
+        """The smallest and the largest magnitude of a tensor that C does not read."""
+
     def turned_bad(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Tensor
     ) -> None:
@@ -263,8 +266,7 @@ class PlainOperations:
         path: int | None,
     ) -> None:
         """Note what an operation has made, or written to."""
-        if not result.is_floating_point():
-            self.unread += result.is_complex()
+        if not (result.is_floating_point() or result.is_complex()):
             if self.has_bad and pair_of(result) is not None:
                 self._hooks.other(func, args, kwargs, result)
             return
@@ -369,7 +371,7 @@ def place_of(record: Record) -> Place:
 
 def pair_of(tensor: Tensor) -> tuple[float, float] | None:
     """The smallest and the largest magnitude of a tensor in the memory of a CPU; else None."""
-    if PAIRS_IN_C:
+    if PAIRS_IN_C and not tensor.is_complex():
         return native.abs_min_max(tensor)
     is_plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested
     if not is_plain or not tensor.numel() or native.is_observed():

@@ -155,11 +155,13 @@ def innermost_operand_text(code: str, name: str) -> str:
 
 
 def factor_text(code: str, *, is_first: bool) -> str:
-    """A factor of the only product of a line, if that is a variable or an attribute.
+    """The only variable or attribute that is a factor on one side of the products of a line.
 
     Example:
         >>> factor_text("h = -(p * log_p).sum(-1)", is_first=False)
         'log_p'
+        >>> factor_text("target = r + gamma * (1 - done) * boot", is_first=False)
+        'boot'
     """
     tree = _parsed(code)
     found = [
@@ -167,8 +169,8 @@ def factor_text(code: str, *, is_first: bool) -> str:
         for node in (() if tree is None else ast.walk(tree))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
     ]
-    is_named = len(found) == 1 and isinstance(found[0], (ast.Attribute, ast.Name))
-    return _text(found[0], with_numbers=False) if is_named else ""
+    named = [node for node in found if isinstance(node, (ast.Attribute, ast.Name))]
+    return _text(named[0], with_numbers=False) if len(named) == 1 else ""
 
 
 def unbounded(text: str) -> str:

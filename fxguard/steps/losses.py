@@ -146,6 +146,10 @@ class Losses:
         late = self._late_outputs()
         return any(late.has(x) for x in read)
 
+    def is_output(self, tensor: Tensor) -> bool:
+        """Whether a guarded model has returned a tensor to this thread."""
+        return self._keeps_outputs and self._late_outputs().has(tensor)
+
     def is_read_in_loss(self, args: Any, kwargs: dict[str, Any]) -> bool:
         """Whether a call reads a part of a loss that is followed."""
         loss = self._following().loss

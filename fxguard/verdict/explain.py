@@ -19,10 +19,10 @@ from fxguard.verdict.origins import Verdict
 __all__ = [
     "Back",
     "Beyond",
+    "Spread",
     "beyond",
     "climb_to",
     "growth_of",
-    "spread_of",
     "way_back",
     "with_counts",
 ]
@@ -168,18 +168,24 @@ def _magnitude(flow: DataFlow, value: int) -> float | None:
     return None
 
 
-def spread_of(flow: DataFlow, verdict: Verdict, blame: Blame) -> tuple[tuple[str, ...], int, bool]:
-    """The operations that a bad value reached.
+class Spread:
+    """The operations that bad values reached: one look at all of them, for all origins."""
 
-    Returns:
-        Titles of the first ones, how many there are, and whether the model returned the value.
-    """
-    reached = []
-    for index, step in enumerate(flow.steps):
-        if index == blame.step or not step.counts:
-            continue
-        if any(blame in verdict.sources.get(value, ()) for value in step.outputs):
-            reached.append(step.title)
-    titles = tuple(dict.fromkeys(reached))
-    returned = any(blame in verdict.sources.get(value, ()) for value in flow.results)
-    return titles[:MOST_NAMES], len(reached), returned
+    def __init__(self, flow: DataFlow, verdict: Verdict) -> None:
+        self._reached: dict[Blame, list[int]] = {}
+        self._flow, self._sources = flow, verdict.sources
+        for index, step in enumerate(flow.steps if verdict.sources else ()):
+            if step.counts:
+                for blame in {x for value in step.outputs for x in self._sources.get(value, ())}:
+                    self._reached.setdefault(blame, []).append(index)
+
+    def of(self, blame: Blame) -> tuple[tuple[str, ...], int, bool]:
+        """The operations that the bad value of an origin reached.
+
+        Returns:
+            Titles of the first ones, how many there are, and whether the model returned the value.
+        """
+        reached = [index for index in self._reached.get(blame, ()) if index != blame.step]
+        titles = dict.fromkeys(self._flow.steps[index].title for index in reached)
+        returned = any(blame in self._sources.get(value, ()) for value in self._flow.results)
+        return tuple(titles)[:MOST_NAMES], len(reached), returned

@@ -60,7 +60,8 @@ class Judgment:
             self.verdict = self.judge(overflowed)
         if self.verdict.origins:
             made = made_masks(flow, self.verdict, self.detail)
-            self.features = features(flow, self.verdict)
+            found = features(flow, self.verdict)
+            self.features = {v for v in found if flow.keys[v] not in self.batch.masks}
             if made or self.features:
                 self.verdict = self.judge(overflowed, made)
             if not self.verdict.origins:  # a whole row is masked, and its -inf was returned
@@ -275,10 +276,10 @@ class Judgment:
         key = self.flow.keys[blame.value]
         if blame.step is None:
             tensor = self.batch.tensor_of(key)
-            return None if tensor is None else describe(tensor)
+            return self.batch.detail_of(key) if tensor is None else describe(tensor)
         run = self.batch.run_of(key)
         if run is None:
-            return self.batch.details.get(key.value)
+            return self.batch.detail_of(key)
         if blame.value not in self.details:
             self.details[blame.value] = detail_of(run, key.value)
         return self.details[blame.value]
@@ -300,7 +301,9 @@ def answer(batch: Batch, question: Question) -> Answer:
     """Answer a judgment's question about a tensor that no graph measures."""
     tensor = batch.tensor_of(question.key)
     if tensor is None:
-        return None
+        detail = batch.detail_of(question.key)
+        is_mask = question.about == "mask" and detail is not None and not detail.posinf_count
+        return Range(0.0, detail.largest_finite or 0.0) if is_mask and detail else None
     if question.about == "mask":
         return _finite_part_of_mask(tensor)
     number = range_of(tensor)

@@ -50,7 +50,7 @@ from fxguard.source.lines import source_at, source_of_caller
 from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict import origins as cause
-from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
+from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
 from fxguard.verdict.first_origin import FirstOrigin, OnReport, with_additions
 from fxguard.verdict.grown import fixes_of_growth, fixes_of_updates
 from fxguard.verdict.hidden_rows import masks_of_graph, masks_of_text
@@ -149,7 +149,8 @@ class ReportOf:
             if blame.step is not None:
                 flow.show_step(blame.step)
         describe = _Description(judgment, opinion, self.view)
-        absorbed = tuple(map(describe.noted, verdict.absorbed))
+        # Without all operations nobody knows what reached no output.
+        absorbed = tuple(map(describe.noted, verdict.absorbed)) if batch.holds_all else ()
         known = {flow.place[key] for key in batch.judged_before}
         accused = [
             blame
@@ -257,6 +258,7 @@ class _Description:
         self.flow = judgment.flow
         self.step = Step(judgment.batch, judgment.flow)
         self.view = view
+        self.spread = Spread(judgment.flow, judgment.verdict)
         origins = (blame for blame in judgment.verdict.origins if blame.step is not None)
         self.first = next(origins, None)  # the operation for which a fix is to be tried
 
@@ -291,7 +293,7 @@ class _Description:
         """An origin with the details of its tensor, what led to it and its consequences."""
         flow, verdict = self.flow, self.judgment.verdict
         dtype, is_inf = flow.values[blame.value].dtype, blame.severity is Severity.INF
-        titles, count, returned = spread_of(flow, verdict, blame)
+        titles, count, returned = self.spread.of(blame)
         evidence, judged = self.opinion.evidence(blame), self.opinion.absorbed.get(blame)
         cause = self.opinion.cause(blame)
         read: Sequence[int] = () if blame.step is None else flow.steps[blame.step].inputs
@@ -306,7 +308,7 @@ class _Description:
             spread_count=count,
             reached_output=returned,
             returned_by=returned_by(self.judgment.batch, flow, self.view.model) if returned else "",
-            turn=turn_of(flow, blame),
+            turn=turn_of(flow, blame) if self.judgment.batch.holds_all else "",
             cause=cause,
             cause_in_words=or_else("", self.words, blame, cause),
             comes_from=or_else("", self.comes_from, blame),

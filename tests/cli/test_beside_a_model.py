@@ -78,7 +78,83 @@ WRONG = {
 }
 
 # Scripts that are right.
+# A loss or a step is what is found bad, and what made it stands before.
+LED_BACK = {
+    "targets that are written row by row": (
+        "target = torch.zeros(5, 2)\n"
+        "for i in range(5):\n"
+        "    size = torch.tensor([1.0 * (i - 3) ** 2, 2.0])\n"
+        "    target[i] = size.log()\n"
+        "nn.functional.smooth_l1_loss(net(x).expand(5, 2), target).backward()\n",
+        "log made -inf (script.py:9): log of zero",
+    ),
+    "a sample that is inverted before another model is called": (
+        "from torch.distributions import Normal, TanhTransform, TransformedDistribution\n"
+        "critic, action = nn.Linear(4, 1), torch.tensor([[1.0]] * 5)\n"
+        "p = TransformedDistribution(Normal(net(x), torch.ones(1)), [TanhTransform()])\n"
+        "log_p = p.log_prob(action)\n"
+        "(log_p.mean() + critic(x).mean()).backward()\n",
+        "atanh made inf (script.py:9): atanh of 1",
+    ),
+    "a target that hides every action": (
+        "class Values(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.all = nn.Linear(4, 3)\n"
+        "    def forward(self, x, legal):\n"
+        "        return self.all(x).masked_fill(~legal, float('-inf'))\n"
+        "target, legal, done = Values(), torch.ones(5, 3).bool(), torch.zeros(5)\n"
+        "legal[2], done[2] = False, 1\n"
+        "with torch.no_grad():\n"
+        "    y = 0.5 * (1 - done) * target(x, legal).amax(1)\n"
+        "nn.functional.mse_loss(net(x)[:, 0], y).backward()\n",
+        "mul made NaN (script.py:15): 0 * inf of a mask",
+    ),
+    "a level behind complex numbers": (
+        "wave = torch.randn(1, 64) * torch.log10(torch.tensor(-0.5))\n"
+        "spectrum = torch.fft.rfft(wave)[:, :4]\n"
+        "net(spectrum.abs()).sum().backward()\n",
+        "log10 made NaN (script.py:6): log of a negative number",
+    ),
+    "a learning rate out of a table": (
+        "rates = ((3 - torch.arange(6.0)) / 3).pow(0.9).tolist()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for rate in rates:\n"
+        "    for group in optimizer.param_groups:\n"
+        "        group['lr'] = rate\n"
+        "    net(x).sum().backward()\n"
+        "    optimizer.step()\n",
+        "pow made NaN (script.py:6): a fractional power of a negative number",
+    ),
+    "a learning rate of each step": (
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(6):\n"
+        "    rate = (1 - torch.tensor(step) / 3) ** 0.9\n"
+        "    optimizer.param_groups[0]['lr'] = rate.item()\n"
+        "    net(x).sum().backward()\n"
+        "    optimizer.step()\n",
+        "pow made NaN (script.py:8): a fractional power of a negative number",
+    ),
+}
+
 RIGHT = {
+    "a gradient whose scale was too large": (
+        "scaler = torch.amp.GradScaler('cpu', 2.0**120)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    scaler.scale(net(x * 1e10).sum()).backward()\n"
+        "    scaler.unscale_(optimizer)\n"
+        "    sizes = [p.grad.double().pow(2).sum().item() for p in net.parameters()]\n"
+        "    scaler.step(optimizer)\n"
+        "    scaler.update()\n"
+        "    optimizer.zero_grad()\n"
+    ),
+    "a mask of a target that is left out": (
+        "with torch.no_grad():\n"
+        "    values = net(x).masked_fill(torch.tensor([[False]] * 4 + [[True]]), float('-inf'))\n"
+        "    y = torch.where(values.isinf(), 0, values)\n"
+        "nn.functional.mse_loss(net(x), y).backward()\n"
+    ),
     "a metric of a class that does not occur": "net(x).sum().backward()\n"
     "print((torch.zeros(2) / torch.zeros(2)).mean().item())\n"
     "net(x).sum().backward()\n",
@@ -105,6 +181,17 @@ def test_the_line_of_the_script_is_named(run_here: RunHere, name: str) -> None:
     assert found == 3
     assert err.splitlines()[0] == verdict
     assert "it was read as " in err
+
+
+@pytest.mark.parametrize("name", LED_BACK)
+def test_what_made_it_comes_before_what_it_did(run_here: RunHere, name: str) -> None:
+    """The loss, the model or the optimizer that was the first to turn bad is only told."""
+    text, verdict = LED_BACK[name]
+    found, _, err = run_here(HEAD + text)
+    assert found == 3
+    assert err.splitlines()[0] == verdict
+    assert "iteration" not in err.partition("Detected")[0]
+    assert "reached no output" not in err
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -171,7 +258,7 @@ def test_what_was_given_bad_is_led_back_to_where_it_was_made(run_here: RunHere) 
         "loss.backward()\n"
     ).err
     lines = err.splitlines()
-    assert lines[0] == "input `x`: 2 NaN, in rows 0 and 1"
+    assert lines[0] == "input `x`: 2 NaN, in rows 0 and 1, all in column 1"
     assert lines[2] == (
         "  `x` comes from script.py:6: x = torch.from_numpy(a[:2]), and `a` from script.py:5: "
         "a = (a - a.mean(0)) / a.std(0)"

@@ -321,6 +321,67 @@ CANCELLED = {
     ),
 }
 
+WRITTEN = {
+    "an unbiased variance of one row": (
+        "x = torch.randn(1, 3)\nc = x - x.mean(0)\nprint(c.pow(2).sum(0) / (x.shape[0] - 1))\n",
+        "divide by x.shape[0] in place of x.shape[0] - 1",
+    ),
+    "a mean over no steps": (
+        "total, steps = torch.zeros(3), 0\nprint(total / steps)\n",
+        "look at what makes steps 0, a number of the program; if it counts, divide by max(steps",
+    ),
+    "a mean over positives": (
+        "z, y = torch.randn(4, 3), torch.tensor([0, 0, 1, 2])\n"
+        "same = (y[:, None] == y[None, :]) & ~torch.eye(4).bool()\n"
+        "log_p = (z @ z.T).log_softmax(1)\n"
+        "print((same * log_p).sum(dim=1) / same.sum(dim=1))\n",
+        "take same.sum(dim=1).clamp(min=1)",
+    ),
+    "a level of integers": (
+        "pcm = (torch.linspace(-1, 1, 300) * 4000).to(torch.int16)\n"
+        "pcm = pcm[pcm.abs() > 190][:20] * 0 + 182\n"
+        "power = (pcm[:1] * pcm[:1]).float()\n"
+        "print(torch.log10(power / 32768))\n",
+        "square pcm[:1] as floating-point numbers, pcm[:1].float() (script.py:6)",
+    ),
+    "a store that runs dry": (
+        "s, k = torch.full((2,), 3.0), 0.9\n"
+        "for t in range(6):\n"
+        "    s = s + 1.0\n"
+        "    q = k * s ** 1.5\n"
+        "    s = s - q\n"
+        "print(s)\n",
+        "keep s from falling below 0 where it is lowered (script.py:8)",
+    ),
+    "states that cannot be reached": (
+        "w = torch.zeros(4, requires_grad=True)\n"
+        "a = torch.tensor([0.0] + [float('-inf')] * 3) + w\n"
+        "for t in range(2):\n"
+        "    moved = torch.roll(a, 1) + torch.tensor([-torch.inf, 0, 0, 0])\n"
+        "    a = torch.logsumexp(torch.stack([a, moved]), 0) + w\n"
+        "(-a[1]).backward()\n",
+        "begin with torch.finfo(torch.float32).min in place of -inf for what cannot be reached",
+    ),
+    "logarithms as targets": (
+        "q = torch.zeros(2, 3, requires_grad=True).log_softmax(1)\n"
+        "log_p = torch.tensor([[0.0, 0.0, -torch.inf]] * 2).log_softmax(1)\n"
+        "F.kl_div(q, log_p, log_target=True).backward()\n",
+        "log_p.exp() with log_target=False",
+    ),
+    "a norm of a weight of zeros": (
+        "layer = torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3))\n"
+        "torch.nn.init.zeros_(layer.weight_orig)\n"
+        "torch.nn.Sequential(layer)(torch.randn(2, 3)).sum().backward()\n",
+        "initialise this weight with numbers that are not 0",
+    ),
+    "a sample of tanh": (
+        "from torch.distributions import Normal, TanhTransform, TransformedDistribution as T\n"
+        "mean = torch.zeros(3, requires_grad=True)\n"
+        "act = torch.tensor([0.1, 1.0, 0.2])\n"
+        "loss = -T(Normal(mean, 1.0), [TanhTransform()]).log_prob(act).sum()\nloss.backward()\n",
+        "act.clamp(-1 + 5e-07, 1 - 5e-07)",
+    ),
+}
 FIRST = {
     **WEIGHED,
     **PRODUCTS,
@@ -332,6 +393,7 @@ FIRST = {
     **STEEP,
     **VANISHED,
     **CANCELLED,
+    **WRITTEN,
 }
 
 # What is not said of these, and what is.

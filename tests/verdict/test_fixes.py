@@ -468,6 +468,15 @@ OF_PROGRAMS = (
     "drop the rows where",
     "keep {c.x} away from 0 where it is made",
     "take {c.counted}.clamp(min=1): it is whole",
+    "divide by {count}",
+    "look at what makes {c.bare} 0",
+    "square {squared}",
+    "update {P}",
+    "keep {c.x} from falling",
+    "keep the samples as they were",
+    "initialise this weight with numbers that are not 0",
+    "give {c.name} probabilities",
+    "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what",
 )
 
 
