@@ -29,7 +29,8 @@ from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.underflow._between_graphs import LostBetween
 from fxguard.underflow.lost import KEEPS_ZEROS, Lost
 from fxguard.underflow.lost_elements import lost_elements_in
-from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames, position_of
+from fxguard.verdict.description import position_of
+from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames
 
 __all__ = ["ReportOfUnderflow"]
 

@@ -18,7 +18,7 @@ from fxguard.findings import Origin
 from fxguard.report.report import Report
 from fxguard.rerun.walk import Walk
 from fxguard.testing.watch import as_module
-from fxguard.verdict import report_of, second_opinion
+from fxguard.verdict import description, second_opinion
 
 HALF = torch.float16
 LARGE = torch.tensor([400.0, 300.0], dtype=HALF)  # their squares are infinite
@@ -391,8 +391,8 @@ def test_a_rule_that_fails_hides_no_report(monkeypatch: pytest.MonkeyPatch) -> N
         raise IndexError
 
     monkeypatch.setattr(second_opinion, "cause_of", fails)
-    monkeypatch.setattr(report_of, "operands_text", fails)
-    monkeypatch.setattr(report_of, "fixes_for", fails)
+    monkeypatch.setattr(description, "operands_text", fails)
+    monkeypatch.setattr(description, "fixes_for", fails)
     with pytest.raises(IndexError):  # in tests it is seen
         reports_of(torch.log, torch.zeros(2))
     monkeypatch.setattr(forgiving, "RAISES", False)
