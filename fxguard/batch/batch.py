@@ -108,6 +108,10 @@ class Batch:
         self.raised: tuple[UncapturedOperation, BaseException] | None = None
         self.measuring = False  # whether fxguard's own arithmetic is running
 
+    def add(self, event: Event) -> None:
+        """Add what has happened."""
+        self.events.append(event)
+
     # Graphs.
 
     def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:

@@ -27,7 +27,8 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun, ModuleReturn
 from fxguard.batch.forget import keep_only, leading_to
 from fxguard.batch.keys import Key
-from fxguard.batch.observer import observe
+from fxguard.batch.observer import observe_undisturbed
+from fxguard.batch.plain_operations import LossBatch, is_plain, observe_plain, reads_of
 from fxguard.batch.tape import Tape
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
@@ -95,7 +96,7 @@ class Loss:
     """
 
     def __init__(self, number: int) -> None:
-        self.batch = Batch(number)
+        self.batch = LossBatch(number)
         self.weights: ChainMap[int, tuple[Role, str]] = ChainMap()
         self.modules: ChainMap[int, str] = ChainMap()  # id of a module of the models to its name
         self.forward = ActiveForward(self.batch, self.modules, self.weights, None)
@@ -129,7 +130,7 @@ class Loss:
         """
         self.own(owner, tensors, modules)
         self.batch.number = made_in.number
-        self.batch.parts.append((len(self.batch.events), made_in))
+        self.batch.parts.append((self.batch.event_count, made_in))
         made_in.part_of = weakref.ref(self)
         for watcher in made_in.watchers:
             if self.batch.watcher(type(watcher)) is None and (own := watcher.of_loss()) is not None:
@@ -154,7 +155,7 @@ class Loss:
     @property
     def events_so_far(self) -> int:
         """How many events there were, forgotten ones included."""
-        return self._forgotten + len(self.batch.events)
+        return self._forgotten + self.batch.event_count
 
     def turn(self) -> None:
         """Called when a model has returned, before its outputs are added."""
@@ -177,9 +178,11 @@ class Loss:
 
     def _keep(self, wanted: Sequence[Key]) -> None:
         """Forget all values but some, and what led to them."""
-        events = len(self.batch.events)
+        events = self.batch.event_count
+        if self.given.keys() >= set(wanted):
+            self.batch.forget_events()
         keys = keep_only(self.batch, wanted)
-        self._forgotten += events - len(self.batch.events)
+        self._forgotten += events - self.batch.event_count
         self.given = {keys[key]: output for key, output in self.given.items() if key in keys}
         self.batch.given = {key: (each.made_in, each.label) for key, each in self.given.items()}
         wanted_parts = {id(made_in) for made_in, _ in self.batch.given.values()}
@@ -266,6 +269,11 @@ class Loss:
                     self.batch.live.remember(result, key)
                 self.tape.after(noted, result, calling_line())
             return result
+        batch = self.batch
+        if not (batch.watchers or batch.arrivals or batch.measuring) and is_plain(func):
+            reads = reads_of(args, kwargs)
+            if reads is not None:
+                return observe_plain(self.forward, self.tape, func, args, kwargs, reads)
         return self._observed(self.tape, func, args, kwargs)
 
     def _observed(
@@ -274,7 +282,7 @@ class Loss:
         before = active.current()
         try:
             active.here.forward, self.forward.tape = self.forward, tape
-            return observe(func, args, kwargs)
+            return observe_undisturbed(func, args, kwargs)
         finally:
             active.here.forward = before
 

@@ -8,9 +8,9 @@ would not take their fused path while a torch function mode is active.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Number
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ from fxguard.batch import active
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
+from fxguard.batch.tape import Tape
+from fxguard.batch.tape_graph import Noted
 from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.collectives import waits
-from fxguard.graph.exchanges import brought_later, exchange_of
+from fxguard.graph.exchanges import Exchange, brought_later, exchange_of
 from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
@@ -40,7 +42,15 @@ from fxguard.torch_names import (
     push_function_mode,
 )
 
-__all__ = ["FusedObserver", "Observer", "is_watched_by_others", "rows_read", "unobserved"]
+__all__ = [
+    "Begun",
+    "FusedObserver",
+    "Observer",
+    "is_watched_by_others",
+    "observe_undisturbed",
+    "rows_read",
+    "unobserved",
+]
 
 
 class Observer(TorchFunctionMode):
@@ -162,10 +172,8 @@ def is_watched_by_others() -> bool:
     return any(not isinstance(mode, (DeviceContext, Observer)) for mode in function_modes())
 
 
-# TorchDynamo is active between graphs and would compile fxguard's own functions one by one.
-@torch.compiler.disable
-def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run one operation and report what it read and made."""
+def observe_undisturbed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one operation and report what it read and made, where TorchDynamo is not active."""
     kind = name_of(func) if active.is_any() else ""
     if not kind or (kind in NOT_OPERATIONS and kind != "__set__"):
         return func(*args, **kwargs)
@@ -181,70 +189,114 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = read_call(func, args, kwargs)
     if not forward.weights_stay and fsdp.runs_now():
         return func(*args, **kwargs)
-    batch = forward.batch
     exchange = exchange_of(func, args, kwargs)
     rows = rows_read(call) if exchange is None else _labelled(exchange.reads)
     inputs = [(label, forward.key_of(tensor, label)) for label, tensor in rows]
     apart = [(forward.key_of(x, name), x) for name, x in call.apart if _is_float(x)]
     tape = None if kind in RUN_FUNCTIONS else forward.tape  # these compile what they run
-    noted = None if tape is None else tape.before(func, args, kwargs, batch.module)
+    noted = None if tape is None else tape.before(func, args, kwargs, forward.batch.module)
+    begun = Begun(forward.batch, func, call, inputs, exchange, apart, tape, noted)
     try:
         result = func(*args, **kwargs)
     except Exception as error:
-        batch.raised = operation_of(batch, call, calling_line(), inputs, []), error
+        begun.has_raised(error)
         raise
-    place = None
-    if tape is not None and noted is not None:
-        place = calling_line()
-        with DisableTorchFunction():
-            tape.after(noted, result, place)
-    if exchange is not None:
+    begun.has_returned(result)
+    return result
+
+
+# TorchDynamo is active between graphs and would compile fxguard's own functions one by one.
+observe = torch.compiler.disable(observe_undisturbed)
+
+
+@dataclass(slots=True, eq=False)
+class Begun:
+    """An operation that has begun, and what it has read."""
+
+    batch: Batch
+    func: Any
+    call: Call
+    inputs: list[tuple[str, Key]]
+    exchange: Exchange | None = None
+    apart: Sequence[tuple[Key, Tensor]] = ()  # what it updates apart, with the values before
+    tape: Tape | None = None
+    noted: Noted | None = None  # on the tape
+
+    def has_raised(self, error: Exception) -> None:
+        """Note that it has raised."""
+        operation = operation_of(self.batch, self.call, calling_line(), self.inputs, [])
+        self.batch.raised = operation, error
+
+    def has_returned(self, result: Any) -> None:
+        """Measure what it has made, and report that."""
+        batch, call, func, inputs = self.batch, self.call, self.func, self.inputs
+        kind, place = call.kind, None
+        if self.tape is not None and self.noted is not None:
+            place = calling_line()
+            with DisableTorchFunction():
+                self.tape.after(self.noted, result, place)
+        if self.exchange is not None:
+            self._exchanged(self.exchange, result, place or calling_line())
+            return
+        results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
+        if len(results) == 1 and is_move(call, call.first, results[0][1]):
+            moved = batch.live.key_of(call.first)
+            if moved is not None:
+                batch.live.remember(results[0][1], moved)
+                return
+        place = place or calling_line()
+        made = [(path, batch.measure(x, Role.MADE, kind)) for path, x in results]
+        outputs = [(nodes.label_of("output", path), key) for path, key in made]
+        changed = list(call.beside)
+        if result is None:  # ``x[i] = y`` returns nothing
+            changed += [("", tensor) for tensor in call.in_place]
+        for name, tensor in changed:
+            if _is_float(tensor):
+                label = f"output[{name}]" if name and (results or len(changed) > 1) else "output"
+                outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
+        keeps_operands = call.overwrites or not (call.in_place or call.beside)
+        is_bad = any(key.value in batch.details for _, key in made)
+        if is_bad and keeps_operands and kind not in RUN_FUNCTIONS:
+            hands_on = call.infinite_literal or hands_on_what_is_bad(batch, inputs, made)
+            most = FLOAT64_RUNS if hands_on else MOST_ORIGINS
+            add_evidence(batch, call, func, result, made, most)
+        for watcher in batch.watchers if made else ():
+            with batch.own_arithmetic():
+                watcher.ran(call, func, result, made[0][1])
+        if outputs:
+            batch.add(operation_of(batch, call, place, inputs, outputs))
+        if self.apart:
+            read = [*inputs[:1], *(("", before) for before, _ in self.apart)]
+            written = [("", batch.measure(x, Role.MADE, kind)) for _, x in self.apart]
+            written_apart = operation_of(batch, call, place, read, written)
+            batch.add(replace(written_apart, framed=False, counts=False))
+
+    def _exchanged(self, exchange: Exchange, result: Any, place: Place | None) -> None:
+        batch = self.batch
         for tensor in exchange.writes:
             batch.exchanged(tensor)
-        operation = operation_of(batch, call, place or calling_line(), inputs, [])
-        later = brought_later(func, result, exchange)
+        operation = operation_of(batch, self.call, place, self.inputs, [])
+        later = brought_later(self.func, result, exchange)
         if later is None:
             batch.brought(operation, exchange.writes)
         elif later:
             batch.expect(operation, later)
-        return result
-    results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
-    if len(results) == 1 and is_move(call, call.first, results[0][1]):
-        moved = batch.live.key_of(call.first)
-        if moved is not None:
-            batch.live.remember(results[0][1], moved)
-            return result
-    place = place or calling_line()
-    made = [(path, batch.measure(x, Role.MADE, kind)) for path, x in results]
-    outputs = [(nodes.label_of("output", path), key) for path, key in made]
-    changed = list(call.beside)
-    if result is None:  # ``x[i] = y`` returns nothing
-        changed += [("", tensor) for tensor in call.in_place]
-    for name, tensor in changed:
-        if _is_float(tensor):
-            label = f"output[{name}]" if name and (results or len(changed) > 1) else "output"
-            outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
-    keeps_operands = call.overwrites or not (call.in_place or call.beside)
-    is_bad = any(key.value in batch.details for _, key in made)
-    if is_bad and keeps_operands and kind not in RUN_FUNCTIONS:
-        hands_on = call.infinite_literal or hands_on_what_is_bad(batch, inputs, made)
-        most = FLOAT64_RUNS if hands_on else MOST_ORIGINS
-        add_evidence(batch, call, func, result, made, most)
-    for watcher in batch.watchers if made else ():
-        with batch.own_arithmetic():
-            watcher.ran(call, func, result, made[0][1])
-    if outputs:
-        batch.events.append(operation_of(batch, call, place, inputs, outputs))
-    if apart:
-        read = [*inputs[:1], *(("", before) for before, _ in apart)]
-        written = [("", batch.measure(x, Role.MADE, kind)) for _, x in apart]
-        written_apart = operation_of(batch, call, place, read, written)
-        batch.events.append(replace(written_apart, framed=False, counts=False))
-    return result
+
+
+class Where(Protocol):
+    """Where an operation ran."""
+
+    @property
+    def module(self) -> str:
+        """The name of the innermost module that ran outside every graph."""
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Keys of the modules that ran outside every graph, the outermost first."""
 
 
 def operation_of(
-    batch: Batch,
+    where: Where,
     call: Call,
     place: Place | None,
     inputs: list[tuple[str, Key]],
@@ -253,8 +305,8 @@ def operation_of(
     """The event of an operation that has run or raised, with the values that it read and made."""
     return UncapturedOperation(
         kind=call.kind,
-        module=batch.module,
-        calls=batch.calls,
+        module=where.module,
+        calls=where.calls,
         place=place,
         inputs=inputs,
         outputs=outputs,

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.batch.autograd_nodes import function_of, metadata_of
 from fxguard.batch.events import EXCHANGED, GraphRun
-from fxguard.batch.tape_graph import Given, Made, Noted, Ref, graph_of, refs, replaced
+from fxguard.batch.tape_graph import Given, Made, Noted, Ref, filled, graph_of, refs, replaced
 from fxguard.errors import FxguardError
 from fxguard.graph.collectives import none_issued, waits
 from fxguard.graph.exchanges import exchange_of
@@ -112,11 +112,55 @@ class Tape:
         for tensor in written:
             self._rewrite(tensor, call)
         for path, tensor in made:
-            value = Made(self._next(), call)
-            call.made += ((path, value.number),)
-            self._remember(tensor, value)
-            if tensor.grad_fn is not None:
-                metadata_of(tensor.grad_fn)[MADE, tensor.output_nr] = self._me, value
+            self._has_made(call, path, tensor)
+        self._has_run(call, place)
+
+    def ran(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        versions: dict[int, int | None],
+        read: Mapping[int, Tensor],
+        result: Tensor,
+        place: Place | None,
+        module: str = "",
+    ) -> None:
+        """Called when an operation has run that has written nothing, in place of both above.
+
+        Args:
+            func: what ran.
+            args: its arguments.
+            kwargs: likewise.
+            versions: those of the tensors that it has read, by identity.
+            read: these tensors.
+            result: the tensor that it has made.
+            place: the user's line that called it.
+            module: the module in which it ran.
+        """
+        held = {key: self._held(x, versions[key]) for key, x in read.items()}
+        if not any(type(held[key]) is Made or x.requires_grad for key, x in read.items()):
+            return
+        if self._restore_settings is None:
+            self._restore_settings = settings_now()
+        call = Noted(func, args, kwargs, self._restore_settings, module, torch.is_grad_enabled())
+        call.versions = versions
+        ref_in = self._ref_in(call)
+        refs = {key: ref_in(read[key]) for key in held}
+        call.args, call.kwargs = filled(args, refs), filled(kwargs, refs) if kwargs else {}
+        call.order = self._next()
+        self._has_made(call, (), result)
+        self._has_run(call, place)
+
+    def _has_made(self, call: Noted, path: tuple[int, ...], tensor: Tensor) -> None:
+        node = tensor.grad_fn
+        value = Made(self._next(), call)
+        call.made += ((path, value.number),)
+        self._remember(tensor, value)
+        if node is not None:
+            metadata_of(node)[MADE, tensor.output_nr] = self._me, value
+
+    def _has_run(self, call: Noted, place: Place | None) -> None:
         call.place = place
         call.versions = {}
         self.has_noted = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,9 @@ from fxguard.records import Source
 from fxguard.source.lines import Place, source_at
 from fxguard.torch_names import set_grad_enabled
 
-__all__ = ["Given", "Made", "Noted", "Ref", "graph_of", "refs", "replaced"]
+__all__ = ["Given", "Made", "Noted", "Ref", "filled", "graph_of", "refs", "replaced"]
+
+NESTED = (tuple, list)
 
 
 @dataclass(eq=False)
@@ -128,6 +130,22 @@ def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
     if isinstance(value, slice):
         return slice(*(replaced(x, replace) for x in (value.start, value.stop, value.step)))
     return value
+
+
+def filled(value: Any, found: Mapping[int, Any]) -> Any:
+    """The same arguments of a call with other objects in the place of some, by their identity."""
+    if type(value) in NESTED:
+        return type(value)(
+            [
+                found[id(item)]
+                if id(item) in found
+                else (filled(item, found) if type(item) in NESTED else item)
+                for item in value
+            ]
+        )
+    if type(value) is dict:
+        return {name: filled(item, found) for name, item in value.items()}
+    return found.get(id(value), value)
 
 
 def _trace_of(source: Source) -> str:

@@ -33,7 +33,9 @@ from fxguard.graph._signatures import (
 from fxguard.graph.autograd_functions import is_function, name_of_function
 
 __all__ = [
+    "WRITES",
     "Call",
+    "has_effects",
     "is_collective",
     "is_custom",
     "is_move",
@@ -181,6 +183,16 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
         literals=literals,
         reflected=operation.reflected,
     )
+
+
+def has_effects(target: Any) -> bool:
+    """Whether an operation may do more than read its arguments: write, draw, send, or be a user's.
+
+    ``out`` and ``inplace`` make any operation write.
+    """
+    operation = operation_of(target)
+    draws_or_writes = operation.may_write or operation.random
+    return draws_or_writes or is_collective(target) or is_custom(target)
 
 
 def _draws(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
