@@ -185,6 +185,11 @@ class LiveTensors:
         """The identities of all tensors known so far; any other tensor is unknown."""
         return self._known.keys()
 
+    @property
+    def by_id(self) -> dict[int, Any]:
+        """The same with what is known of each, which grows as they do."""
+        return self._known
+
     def alive(self) -> Iterator[tuple[Tensor, Key]]:
         """Each tensor that is alive, and the value that it holds or held."""
         for reference, _, key in list(self._known.values()):
@@ -207,7 +212,8 @@ class LiveTensors:
                     storage._weak_ref()
                     memories[memory] = renamed.get(self._memories[memory], renamed[key])
         self.clear()
-        self._known, self._memories = known, memories
+        self._known.update(known)
+        self._memories = memories
 
     def clear(self) -> None:
         """Forget all tensors."""

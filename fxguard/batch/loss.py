@@ -46,6 +46,14 @@ BACKWARDS = frozenset({Tensor.backward, torch.autograd.grad})  # functions that 
 VIEWS = frozenset(
     getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "data")
 )
+# Functions that ask a tensor for what is no number of it.
+_QUIET = (
+    *("data_ptr", "dim", "element_size", "get_device", "is_complex", "is_contiguous"),
+    *("is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride"),
+)
+QUIET = frozenset(
+    getattr(place, name) for place in (Tensor, torch) for name in _QUIET if hasattr(place, name)
+)
 NESTED = (tuple, list, dict)
 GIVEN = "fxguard.given"  # key in the metadata of autograd nodes of models' outputs
 ARGUMENTS = "fxguard.arguments"  # likewise, of the outputs of graphs
@@ -219,7 +227,9 @@ class Loss:
 
     def may_read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
         """Whether :meth:`is_read_by` is worth calling: for most calls of a script it is not."""
-        known, weights = self.batch.live.ids, self.weights
+        known, weights = self.batch.live.by_id, self.weights
+        if func in QUIET:
+            return False
         name = getattr(func, "__name__", "")
         if name == "__get__":  # such as of a weight's gradient
             return func in VIEWS
@@ -231,6 +241,11 @@ class Loss:
             if id(argument) in known or id(argument) in weights or type(argument) in NESTED:
                 return True
         return False
+
+    @property
+    def followed(self) -> tuple[dict[int, Any], list[Any], frozenset[Any]]:
+        """What :meth:`may_read` looks at, from now on: tensors, weights, and quiet functions."""
+        return self.batch.live.by_id, self.weights.maps, QUIET
 
     def is_read_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call reads a part of the loss."""

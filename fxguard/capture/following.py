@@ -83,7 +83,13 @@ class Following(Observer):
         """Follow this loss from now on, or none."""
         self.loss = loss
         if self.beside is not None:
-            self.beside.operations.is_direct = loss is None
+            self._tell(self.beside.operations)
+
+    def _tell(self, operations: Any) -> None:
+        """Say which calls may belong to the loss: after a backward, any may."""
+        loss = self.loss
+        operations.is_direct = loss is None
+        operations.followed = None if loss is None or loss.has_ended else loss.followed
 
     def _let_look(self) -> None:
         """Put what looks beside losses in the place of the method below, or take it away."""
@@ -96,7 +102,7 @@ class Following(Observer):
             del vars(self)["__torch_function__"]
         if self.beside is not None and now is not None:
             self.beside.otherwise, self.beside.tidy = self.__torch_function__, hide_frames
-            now.is_direct = self.loss is None
+            self._tell(now)
             # Torch finds it in place of the method, and most operations take no other step.
             now.__self__ = self
             vars(self)["__torch_function__"] = now
@@ -117,7 +123,9 @@ class Following(Observer):
             if not loss.may_read(func, args, kwargs):
                 result = self.run_beside(func, args, kwargs)
             else:
-                result = follow(loss, func, args, kwargs or {})
+                nobody = dynamo.eval_frame_callback() is None  # compiles what runs now
+                run = follow_undisturbed if nobody else follow
+                result = run(loss, func, args, kwargs or {})
         except BaseException as error:
             if self.beside is not None and isinstance(error, Exception):
                 self.beside.has_raised(error, func, args, kwargs)
@@ -145,6 +153,7 @@ class Following(Observer):
             self._now_of(loss)
         else:
             loss.turn()
+            self._now_of(loss)
         return loss
 
     def go_on(self) -> None:
@@ -162,6 +171,10 @@ class Following(Observer):
     def _leave(self) -> None:
         if function_mode_count() and self in overrides._get_current_function_mode_stack():
             set_function_modes(_modes_but(self))
+
+    def backward_begins(self) -> None:
+        """Called when a backward of the loss is about to begin."""
+        self._now_of(self.loss)
 
     def forget(self) -> None:
         """Called when an optimizer is about to change weights: no backward can run again."""
@@ -218,9 +231,7 @@ def _modes_but(mode: Following) -> list[Any]:
     return [each for each in overrides._get_current_function_mode_stack() if each is not mode]
 
 
-# TorchDynamo is active between graphs and would compile fxguard's own functions one by one.
-@torch.compiler.disable
-def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def follow_undisturbed(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operation of a script, and observe it if it belongs to the loss."""
     if active.current() is not None:
         return func(*args, **kwargs)
@@ -240,6 +251,10 @@ def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return differentiate(loss, func, args, kwargs)
 
 
+# TorchDynamo is active between graphs and would compile fxguard's own functions one by one.
+follow = torch.compiler.disable(follow_undisturbed)
+
+
 def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a backward, and look at the tensors that it begins with."""
     given = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
@@ -254,6 +269,7 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
         following.writes, following.differentiates = LateWrites(), True
         if following.beside is not None:
             following.beside.loss_is_over()
+        following.backward_begins()
     try:
         return func(*args, **kwargs)
     finally:

@@ -125,6 +125,8 @@ typedef struct {
     PyObject_HEAD
     PyObject *hooks;                       /* what Python does with operations */
     PyObject *mode;                        /* whose __torch_function__ it is; NULL for nobody's */
+    PyObject *followed; /* what belongs to a loss: its tensors, its weights, and functions that
+                         * read no number; NULL where Python has to be asked */
     PyObject *plain_types, *apart, *views; /* sets: of types, of functions, of functions */
     PyObject *unknown;                     /* in the place of a tensor without a record */
     PyObject *setitem, *tolist;
@@ -144,7 +146,7 @@ typedef struct {
 /* Names of attributes. */
 static PyObject *f_back, *f_lasti, *is_inference, *is_floating_point, *is_complex, *grad_fn,
     *metadata, *name_kind, *name_turned, *name_other, *name_apart, *name_inside, *name_raised,
-    *name_objected, *name_otherwise, *name_pair;
+    *name_objected, *name_otherwise, *name_pair, *name_name, *name_get, *name_set;
 
 static long version_of_tensor(PyObject *tensor) {
     PyObject *found = PyObject_GetAttr(tensor, version);
@@ -701,19 +703,87 @@ static PyObject *operations_run(PyObject *self, PyObject *given) {
     return run_operation((Operations *)self, func, args, kwargs);
 }
 
+/* Whether a tensor belongs to a loss: 1, 0, or -1 where an error came. */
+static int is_followed(PyObject *known, PyObject *weights, PyObject *tensor) {
+    PyObject *key = PyLong_FromVoidPtr(tensor);
+    int found = key == NULL ? -1 : PyDict_Contains(known, key);
+    for (Py_ssize_t i = 0; weights != NULL && found == 0 && i < PyList_Size(weights); i++)
+        found = PySequence_Contains(PyList_GetItem(weights, i), key);
+    Py_XDECREF(key);
+    return found;
+}
+
+/* The same for an argument, where a container counts as if it held one. */
+static int may_hold(PyObject *known, PyObject *weights, PyObject *value) {
+    if (PyTuple_CheckExact(value) || PyList_CheckExact(value) || PyDict_CheckExact(value))
+        return 1;
+    return is_tensor(value) ? is_followed(known, weights, value) : 0;
+}
+
+/* Whether the name of a function is this one. */
+static int is_called(PyObject *func, PyObject *name) {
+    PyObject *found = PyObject_GetAttr(func, name_name);
+    const int is_same = found == NULL ? -1 : PyUnicode_Compare(found, name) == 0;
+    Py_XDECREF(found);
+    return is_same;
+}
+
+/* Whether a call may read what belongs to a loss, as `Loss.may_read` says. */
+static int may_read(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs) {
+    PyObject *known = PyTuple_GetItem(all->followed, 0);
+    PyObject *weights = PyTuple_GetItem(all->followed, 1);
+    PyObject *quiet = PyTuple_GetItem(all->followed, 2);
+    int found = PySet_Contains(quiet, func);
+    if (found != 0)
+        return found < 0 ? -1 : 0;
+    found = PySet_Contains(all->apart, func);
+    if (found != 0)
+        return found;
+    if ((PyObject *)Py_TYPE(func) == all->wrapper) {
+        found = PySet_Contains(all->views, func);
+        if (found != 0)
+            return found;
+        found = is_called(func, name_get);
+        if (found != 0)
+            return found < 0 ? -1 : 0;
+        found = is_called(func, name_set);
+        if (found != 0)
+            return found < 0 || PyTuple_Size(args) == 0
+                       ? -1
+                       : is_followed(known, NULL, PyTuple_GetItem(args, 0));
+    }
+    for (Py_ssize_t i = 0; found == 0 && i < PyTuple_Size(args); i++)
+        found = may_hold(known, weights, PyTuple_GetItem(args, i));
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    while (found == 0 && kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value))
+        found = may_hold(known, weights, value);
+    return found;
+}
+
+/* Lets Python run what may belong to a loss. */
+static PyObject *ask_python(Operations *all, PyObject *given, PyObject *names) {
+    PyObject *otherwise = PyObject_GetAttr(all->hooks, name_otherwise);
+    PyObject *found = otherwise == NULL ? NULL : PyObject_Call(otherwise, given, names);
+    Py_XDECREF(otherwise);
+    return found;
+}
+
 /* As a `__torch_function__`. */
 static PyObject *operations_call(PyObject *self, PyObject *given, PyObject *names) {
     Operations *all = (Operations *)self;
     PyObject *func, *types, *args = NULL, *kwargs = NULL;
-    if (!all->is_direct || (names != NULL && PyDict_Size(names) > 0) || PyTuple_Size(given) < 3) {
-        PyObject *otherwise = PyObject_GetAttr(all->hooks, name_otherwise);
-        PyObject *found = otherwise == NULL ? NULL : PyObject_Call(otherwise, given, names);
-        Py_XDECREF(otherwise);
-        return found;
-    }
+    if ((!all->is_direct && all->followed == NULL) || (names != NULL && PyDict_Size(names) > 0) ||
+        PyTuple_Size(given) < 3)
+        return ask_python(all, given, names);
     if (!PyArg_ParseTuple(given, "OOO!|O", &func, &types, &PyTuple_Type, &args, &kwargs) ||
         as_names(&kwargs) != 0)
         return NULL;
+    if (!all->is_direct) {
+        const int may = may_read(all, func, args, kwargs);
+        if (may != 0)
+            return may < 0 ? NULL : ask_python(all, given, names);
+    }
     PyObject *result = run_operation(all, func, args, kwargs);
     if (result == NULL)
         tell(all, name_raised, func, args, kwargs == NULL ? Py_None : kwargs);
@@ -766,6 +836,7 @@ static int operations_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(all->hooks);
     Py_VISIT(all->mode);
+    Py_VISIT(all->followed);
     Py_VISIT(all->table);
     return 0;
 }
@@ -774,6 +845,7 @@ static int operations_clear(PyObject *self) {
     Operations *all = (Operations *)self;
     Py_CLEAR(all->hooks);
     Py_CLEAR(all->mode);
+    Py_CLEAR(all->followed);
     if (all->table != NULL)
         PyDict_Clear(all->table);
     return 0;
@@ -784,6 +856,7 @@ static void operations_dealloc(PyObject *self) {
     Operations *all = (Operations *)self;
     Py_CLEAR(all->hooks);
     Py_CLEAR(all->mode);
+    Py_CLEAR(all->followed);
     Py_CLEAR(all->plain_types);
     Py_CLEAR(all->apart);
     Py_CLEAR(all->views);
@@ -846,7 +919,34 @@ static int set_mode(PyObject *self, PyObject *value, void *closure) {
     return 0;
 }
 
+static PyObject *get_followed(PyObject *self, void *closure) {
+    (void)closure;
+    return held(((Operations *)self)->followed);
+}
+
+static int set_followed(PyObject *self, PyObject *value, void *closure) {
+    (void)closure;
+    if (value == NULL || value == Py_None) {
+        Py_CLEAR(((Operations *)self)->followed);
+        return 0;
+    }
+    PyObject *known, *weights, *quiet;
+    if (!PyTuple_CheckExact(value) ||
+        !PyArg_ParseTuple(value, "O!O!O!", &PyDict_Type, &known, &PyList_Type, &weights,
+                          &PyFrozenSet_Type, &quiet)) {
+        PyErr_SetString(PyExc_TypeError, "tensors, weights and functions of a loss");
+        return -1;
+    }
+    Operations *all = (Operations *)self;
+    PyObject *before = all->followed;
+    Py_INCREF(value);
+    all->followed = value;
+    Py_XDECREF(before);
+    return 0;
+}
+
 static PyGetSetDef OPERATIONS_ATTRIBUTES[] = {
+    {"followed", get_followed, set_followed, "What belongs to a loss; None: ask Python.", NULL},
     {"__self__", get_mode, set_mode, "The mode, as of a method of it.", NULL},
     {"pauses", get_pauses, set_pauses, "Whether nothing is looked at.", NULL},
     {"has_bad", get_has_bad, set_has_bad, "Whether something was bad.", NULL},
@@ -894,6 +994,7 @@ static int add_operations(PyObject *module) {
         {&name_other, "other"},    {&name_apart, "apart"},        {&name_raised, "raised"},
         {&name_inside, "inside"}, {&name_objected, "objected"}, {&name_otherwise, "otherwise"},
         {&name_pair, "pair_of"},
+        {&name_name, "__name__"}, {&name_get, "__get__"},       {&name_set, "__set__"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         *names[i].at = PyUnicode_InternFromString(names[i].name);

@@ -88,6 +88,8 @@ class Operations(Protocol):
         pauses: whether nothing is looked at.
         has_bad: whether something was bad.
         is_direct: whether what is called belongs to no loss.
+        followed: of a loss: its tensors and its weights, by identity, and functions that read no
+            number, so that C need not ask of each call; None: ask.
         count: of the operations that were noted.
         unread: of those whose numbers cannot be read, such as those on a GPU.
     """
@@ -95,6 +97,7 @@ class Operations(Protocol):
     pauses: bool
     has_bad: bool
     is_direct: bool
+    followed: tuple[dict[int, Any], list[Any], frozenset[Any]] | None
     __self__: Any  # the mode: torch wants a method of it
 
     @property
@@ -194,6 +197,7 @@ class PlainOperations:
     def __init__(self, hooks: Hooks, leaves: Leaves) -> None:
         self._hooks, self._leaves = hooks, leaves
         self.pauses = self.has_bad = self.is_direct = False
+        self.followed: tuple[dict[int, Any], list[Any], frozenset[Any]] | None = None
         self.__self__: Any = None
         self.count = self.unread = 0
         self._known: dict[int, PlainRecord] = {}  # by id of the tensor
