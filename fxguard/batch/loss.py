@@ -249,14 +249,21 @@ class Loss:
 
     def is_read_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call reads a part of the loss."""
-        live = self.batch.live
         # Code after a backward, such as an optimizer's step, may read weights and is no loss.
         weights = {} if self.has_ended else self.weights
-        return any(
-            isinstance(argument, Tensor)
-            and (live.key_of(argument) is not None or id(argument) in weights)
-            for argument in nodes.leaves((args, kwargs))
-        )
+        for argument in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(argument, (*NESTED, slice)):
+                if any(self._has(each, weights) for each in nodes.leaves(argument)):
+                    return True
+            elif self._has(argument, weights):
+                return True
+        return False
+
+    def _has(self, argument: Any, weights: Mapping[int, Any]) -> bool:
+        """Whether an argument is a part of the loss, or one of these weights."""
+        if not isinstance(argument, Tensor):
+            return False
+        return self.batch.live.key_of(argument) is not None or id(argument) in weights
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a weight of the models behind the loss."""
@@ -359,7 +366,7 @@ class Loss:
             run.args = None if arguments is None else arguments.args
         try:
             batch.read()
-            if given or not all(bool(x.isfinite().all()) for x in batch.statistics()):
+            if given or not batch.is_finite():
                 self._read_given()
             yield batch
         finally:

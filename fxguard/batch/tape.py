@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.batch.autograd_nodes import function_of, metadata_of
 from fxguard.batch.events import EXCHANGED, GraphRun
-from fxguard.batch.tape_graph import Given, Made, Noted, Ref, filled, graph_of, refs, replaced
+from fxguard.batch.tape_graph import Given, Made, Noted, Ref, filled, graph_of, replaced
 from fxguard.errors import FxguardError
 from fxguard.graph.collectives import none_issued, waits
 from fxguard.graph.exchanges import exchange_of
@@ -107,7 +107,14 @@ class Tape:
             for tensor in read:
                 self._note_leaf(tensor, call)
             return
-        call.args, call.kwargs = replaced((call.args, call.kwargs), self._ref_in(call))
+        values = list[Given | Made]()
+
+        def ref_to(tensor: Tensor) -> Ref:
+            values.append(self._value_in(call, tensor))
+            return Ref(values[-1])
+
+        call.args, call.kwargs = replaced((call.args, call.kwargs), ref_to)
+        call.read = tuple(values)
         call.order = self._next()
         for tensor in written:
             self._rewrite(tensor, call)
@@ -138,16 +145,23 @@ class Tape:
             place: the user's line that called it.
             module: the module in which it ran.
         """
-        held = {key: self._held(x, versions[key]) for key, x in read.items()}
-        if not any(type(held[key]) is Made or x.requires_grad for key, x in read.items()):
+        held, belongs = dict[int, Given | Made | None](), False
+        for key, tensor in read.items():
+            held[key] = value = self._held(tensor, versions[key])
+            belongs = belongs or type(value) is Made or tensor.requires_grad
+        if not belongs:
             return
         if self._restore_settings is None:
             self._restore_settings = settings_now()
         call = Noted(func, args, kwargs, self._restore_settings, module, torch.is_grad_enabled())
         call.versions = versions
-        ref_in = self._ref_in(call)
-        refs = {key: ref_in(read[key]) for key in held}
+        for key, tensor in read.items():
+            value = held[key]
+            if value is None or function_of(tensor.grad_fn) is not None:
+                held[key] = self._value_in(call, tensor)
+        refs = {key: Ref(value) for key, value in held.items() if value is not None}
         call.args, call.kwargs = filled(args, refs), filled(kwargs, refs) if kwargs else {}
+        call.read = tuple([ref.value for ref in refs.values()])
         call.order = self._next()
         self._has_made(call, (), result)
         self._has_run(call, place)
@@ -182,22 +196,20 @@ class Tape:
 
         return belongs
 
-    def _ref_in(self, call: Noted) -> Callable[[Tensor], Ref]:
-        def ref_to(tensor: Tensor) -> Ref:
-            before = call.versions[id(tensor)]
-            value = self._held(tensor, before)
-            by_function = function_of(tensor.grad_fn) is not None
-            if isinstance(value, Made) and by_function:
-                value = None  # operations of its forward have another backward
-            if value is None:
-                value = Given(self._next(), tensor, before)
-                self._remember(tensor, value)
-                if by_function:
-                    self._by_functions.add(value)
-                self._note_leaf(tensor, call)
-            return Ref(value)
-
-        return ref_to
+    def _value_in(self, call: Noted, tensor: Tensor) -> Given | Made:
+        """What a tensor holds that a call reads."""
+        before = call.versions[id(tensor)]
+        value = self._held(tensor, before)
+        by_function = function_of(tensor.grad_fn) is not None
+        if isinstance(value, Made) and by_function:
+            value = None  # operations of its forward have another backward
+        if value is None:
+            value = Given(self._next(), tensor, before)
+            self._remember(tensor, value)
+            if by_function:
+                self._by_functions.add(value)
+            self._note_leaf(tensor, call)
+        return value
 
     def _note_leaf(self, tensor: Tensor, call: Noted) -> None:
         """Note that an operation has read a leaf of autograd, if it has."""
@@ -299,7 +311,7 @@ class Tape:
         calls = _leading_to(roots)
         if any(call.is_gone or waits(call.func, ()) for call in calls):
             raise FxguardError("operations between graphs that cannot run again")
-        given = {each.number: each for call in calls for each in _read_by(call, Given)}
+        given = {x.number: x for call in calls for x in call.read if isinstance(x, Given)}
         if not all(_is_as_it_was(each.tensor, each.version) for each in given.values()):
             raise FxguardError("an input of operations between graphs was changed or freed")
         numbers = [root.number for root in roots]
@@ -324,10 +336,6 @@ class Tape:
         return event, restore_settings
 
 
-def _read_by(call: Noted, kind: type[Any]) -> Iterator[Any]:
-    return (ref.value for ref in refs((call.args, call.kwargs)) if isinstance(ref.value, kind))
-
-
 def _leading_to(values: Iterable[Made]) -> list[Noted]:
     """The calls that made or wrote some values, in order."""
     todo, found = list(values), dict[int, Noted]()
@@ -337,7 +345,7 @@ def _leading_to(values: Iterable[Made]) -> list[Noted]:
             todo.append(value.before)
         if value.call.order not in found:
             found[value.call.order] = value.call
-            todo += _read_by(value.call, Made)
+            todo += [each for each in value.call.read if isinstance(each, Made)]
     return [found[order] for order in sorted(found)]
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Graph
 
-from fxguard.graph.nodes import leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.records import Source
 from fxguard.source.lines import Place, source_at
 from fxguard.torch_names import set_grad_enabled
 
-__all__ = ["Given", "Made", "Noted", "Ref", "filled", "graph_of", "refs", "replaced"]
+__all__ = ["Given", "Made", "Noted", "Ref", "filled", "graph_of", "replaced"]
 
 NESTED = (tuple, list)
 
@@ -59,6 +58,7 @@ class Noted:
     random_state: RandomState | None = None  # before it ran, if it draws random numbers
     # Of the tensors among its arguments, by identity; empty once it has run.
     versions: dict[int, int | None] = field(default_factory=dict)
+    read: tuple[Given | Made, ...] = ()  # once it has run, what its tensors held then
     order: int = 0  # among all calls
     place: Place | None = None  # the user's line
     # Paths in the result to numbers of tensors.
@@ -68,7 +68,7 @@ class Noted:
 
     def let_go(self) -> None:
         """Keep nothing of what it read: it cannot run again."""
-        self.args, self.kwargs, self.is_gone = (), {}, True
+        self.args, self.kwargs, self.read, self.is_gone = (), {}, (), True
 
 
 def graph_of(
@@ -111,11 +111,6 @@ def graph_of(
                 nodes[after] = nodes[before]
     graph.output(tuple(nodes[root] for root in roots))
     return graph
-
-
-def refs(value: Any) -> Iterator[Ref]:
-    """The references to tensors among some arguments."""
-    return (leaf for leaf in leaves(value) if isinstance(leaf, Ref))
 
 
 def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
