@@ -1,74 +1,57 @@
 """Tensors without contents, whose memory holds bad numbers by chance: `torch.empty`, until written.
 
-A layer makes its weights in such memory, and fills them. Nothing is bad before somebody reads it.
+A layer makes its weights in such memory, and fills them.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
-from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
 from fxguard.graph.tables import UNINITIALISED
 from fxguard.measure.at_hand import version_of
+from fxguard.script.because_of import is_bad
+from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["Blank", "Blanks"]
+__all__ = ["Blanks", "is_blank"]
 
 MOST = 64  # that are kept, before those that were written or are gone are forgotten
 
 
-class Blank(NamedTuple):
-    """What a call has made."""
-
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    reference: weakref.ref[Tensor]
-    version: int | None
-
-    @property
-    def tensor(self) -> Tensor | None:
-        """The tensor, if nobody has written it."""
-        tensor = self.reference()
-        return None if tensor is None or version_of(tensor) != self.version else tensor
+def is_blank(func: Callable[..., Any]) -> bool:
+    """Whether a function makes tensors without contents."""
+    return name_of(func) in UNINITIALISED
 
 
 class Blanks:
-    """The tensors without contents that one thread has made. It keeps none of them alive."""
+    """Such tensors of one thread that hold bad numbers. It keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._all: list[Blank] = []
+        self._all: list[tuple[weakref.ref[Tensor], int | None]] = []  # with their versions
         self._most = MOST
 
-    def add(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor
-    ) -> bool:
-        """Add what a call has made, if that has no contents; returns whether it was added."""
-        if name_of(func) not in UNINITIALISED:
-            return False
-        if any(isinstance(each, Tensor) for each in nodes.leaves((args, kwargs))):
-            return False  # it would be kept alive
+    def add(self, made: Tensor) -> None:
+        """Add one."""
         if len(self._all) >= self._most:
             self.are_any()
             self._most = 2 * len(self._all) + MOST
-        self._all.append(Blank(func, args, kwargs, weakref.ref(made), version_of(made)))
-        return True
+        self._all.append((weakref.ref(made), version_of(made)))
 
     def are_any(self) -> bool:
-        """Whether any is left that nobody has written."""
-        if self._all:
-            self._all = [each for each in self._all if each.tensor is not None]
+        """Whether one is left that holds bad numbers."""
+        with DisableTorchFunction():
+            self._all = [each for each in self._all if _is_left(*each)]
         return bool(self._all)
 
-    def are_among(self, values: Iterable[Any]) -> bool:
-        """Whether one of these objects is such a tensor."""
-        return not {id(each.tensor) for each in self._all}.isdisjoint(map(id, values))
+    def clear(self) -> None:
+        """Forget all."""
+        self._all.clear()
 
-    def take(self) -> list[Blank]:
-        """All that are left, and let them go."""
-        found, self._all = self._all, []
-        return found
+
+def _is_left(reference: weakref.ref[Tensor], version: int | None) -> bool:
+    tensor = reference()
+    return tensor is not None and (version_of(tensor) == version or is_bad(tensor))

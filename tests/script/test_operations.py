@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fxguard.batch.loss import Loss
 from fxguard.measure import native
+from fxguard.records import Role
 from fxguard.script import operations
 from fxguard.script.noted import noted_at
 from fxguard.script.operations import (
@@ -324,3 +326,45 @@ def test_keywords_are_let_go() -> None:
         run.run(torch.argmax, (torch.ones(3),), kwargs)
     assert sys.getrefcount(kwargs) == before
     assert heard.others.count(torch.argmax) == 10
+
+
+def test_c_asks_python_of_what_may_belong_to_a_loss(form: str) -> None:
+    """As `Loss.may_read` says: tensors and weights of it, containers, views, backwards, writes."""
+    if form == "Python":
+        pytest.skip("it asks of everything")
+    asked: list[Any] = []
+
+    class Asks(Heard):
+        def otherwise(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(func)
+            return super().otherwise(func, types, args, kwargs)
+
+    loss, known, weight = Loss(0), torch.ones(2, 2), torch.ones(2, requires_grad=True)
+    loss.batch.given_later(known, "output")
+    loss.weights.maps.append({id(weight): (Role.WEIGHT, "w")})  # type: ignore[arg-type]
+    other = torch.zeros(2)
+    mode = Mode(Asks())
+    mode.all.is_direct, mode.all.followed = False, loss.followed
+    said: list[Any] = []
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        *((torch.add, (other, 1), {}), (torch.add, (known, 1), {})),
+        *((torch.add, (other, weight), {}), (torch.add, (other,), {"other": known})),
+        *((torch.cat, ([other, other],), {}), (Tensor.size, (known,), {})),
+        *((Tensor.dim, (weight,), {}), (torch.numel, (known,), {})),
+        *((Tensor.item, (known[0, 0],), {}), (Tensor.sum, (known,), {"dim": (0, 1)})),
+        *((Tensor.grad.__get__, (weight,), {}), (Tensor.T.__get__, (known,), {})),
+        *((Tensor.T.__get__, (torch.ones(2, 2),), {}), (Tensor.grad.__set__, (weight, other), {})),
+        *((Tensor.grad.__set__, (known, None), {}), (Tensor.backward, (weight.sum(),), {})),
+    ]
+    for func, args, kwargs in calls:
+        before = len(asked)
+        mode.all(func, (), args, kwargs)
+        said.append(len(asked) > before)
+    assert said == [loss.may_read(*call) for call in calls]
+    assert True in said
+    assert False in said
+    mode.all.followed = None
+    mode.all(torch.add, (), (other, 1))
+    assert asked[-1] is torch.add
+    with pytest.raises(TypeError):
+        mode.all.followed = ({}, [])
