@@ -62,6 +62,21 @@ def regression() -> Step:
     return step
 
 
+def classifier() -> Step:
+    """A classifier of three layers on 64 samples, with cross-entropy and Adam."""
+    layers = (nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    net, x, y = nn.Sequential(*layers), torch.randn(64, 32), torch.randint(0, 10, (64,))
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+
+    def step() -> None:
+        loss = nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
 def small_policy() -> tuple[nn.Module, Tensor]:
     """A network of three layers, and what it observes."""
     layers = (nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
@@ -141,6 +156,7 @@ def ppo() -> Step:
 CASES: dict[str, tuple[Callable[[], Step], str]] = {  # and the package that it needs
     "tiny": (tiny, ""),
     "regression": (regression, ""),
+    "classifier": (classifier, ""),
     "policy": (policy, ""),
     "acting": (acting, ""),
     "recurrent": (recurrent, ""),

@@ -65,15 +65,23 @@ def _hook(method: OnStep) -> Callable[[Optimizer, Any, Any], None]:
     reference = weakref.WeakMethod(method)  # type: ignore[arg-type] # it is one
 
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_dynamo_compiling() and dynamo.may_not_break():
-            return
-        _call(reference, optimizer, args, kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            if not dynamo.may_not_break():
+                _call(reference, optimizer, args, kwargs)
+        elif dynamo.eval_frame_callback() is None:  # nobody compiles what runs now
+            _call_undisturbed(reference, optimizer, args, kwargs)
+        else:
+            _call(reference, optimizer, args, kwargs)
 
     return hook
 
 
-@torch.compiler.disable
-def _call(reference: weakref.WeakMethod[Any], optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _call_undisturbed(
+    reference: weakref.WeakMethod[Any], optimizer: Optimizer, args: Any, kwargs: Any
+) -> None:
     call = reference()
     if call is not None:
         call(optimizer, args, kwargs)
+
+
+_call = torch.compiler.disable(_call_undisturbed)
