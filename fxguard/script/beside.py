@@ -24,6 +24,7 @@ from fxguard.graph.operations import is_move, read_call
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.records import Role
 from fxguard.script.because_of import OF_NO_NUMBER, is_bad, raised_because_of
+from fxguard.script.blank import Blanks, is_blank
 from fxguard.script.noted import Leaves
 from fxguard.script.operations import (
     MOST_DEPTH,
@@ -131,6 +132,7 @@ class Beside:
         self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
         self.tidy: Callable[[BaseException], object] = str  # is given what goes on to the script
         self._forward: ActiveForward | None = None  # of what is bad; None as long as nothing is
+        self._blanks: Blanks | None = None  # all that is bad, as long as they are
         self._most_values = MOST_VALUES  # in its batch, before those that are gone are forgotten
         self._keys: dict[int, tuple[Record, Key]] = {}  # by id of the record
         self._read: list[Key] = []  # by the model that was called last
@@ -149,7 +151,8 @@ class Beside:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Any
     ) -> None:
         """Something was bad before, and this operation has made no floating-point numbers."""
-        self.hands_on(func, args, result)
+        if not self._is_well_again():
+            self.hands_on(func, args, result)
 
     def inside(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run an operation inside a transform of ``torch.func``."""
@@ -238,7 +241,10 @@ class Beside:
                 references.append(weakref.ref(each))
                 if self._forward is not None:
                     keys += self._bad_among([each])
-        return Handed(func, references, keys, self.operations.count) if references else None
+        if not references:
+            return None
+        self._blanks = None
+        return Handed(func, references, keys, self.operations.count)
 
     def has_raised(
         self, error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -296,12 +302,21 @@ class Beside:
 
     def model_reads(self, values: Any) -> None:
         """A model is about to read these arguments."""
-        self._read = [] if self._forward is None else self._bad_among(nodes.leaves(values))
+        self._read = self._bad_handed(values)
 
     def handed_on(self, values: Any) -> None:
         """A loss that is followed is about to read these arguments."""
-        if self._forward is not None and len(self._read_in_loss) < MOST_READ:
-            self._read_in_loss += self._bad_among(nodes.leaves(values))
+        if len(self._read_in_loss) < MOST_READ:
+            self._read_in_loss += self._bad_handed(values)
+
+    def _bad_handed(self, values: Any) -> list[Key]:
+        """What is bad among arguments that matter now."""
+        if self._forward is None or self._is_well_again():
+            return []
+        found = self._bad_among(nodes.leaves(values))
+        if found:
+            self._blanks = None
+        return found
 
     def loss_is_over(self) -> None:
         """What a loss has read before matters no more."""
@@ -358,6 +373,7 @@ class Beside:
         """Some of these tensors may be bad, and now that matters."""
         assert self._forward is not None
         if bad := self._bad_among(values):
+            self._blanks = None
             self._asked_at = 2 * self._turned  # intended infinities may be read all the time
             if self.has_no_model or not self._come_of_gradients(bad):
                 matters(self._forward.batch, bad)
@@ -385,7 +401,7 @@ class Beside:
     ) -> None:
         """Look closer at an operation that made something bad, or handed it on."""
         kwargs = kwargs or {}
-        batch = self._begin()
+        batch = self._begin(func, result)
         self._turned += 1
         if len(batch.values) > self._most_values:
             self._forget(batch)
@@ -443,13 +459,33 @@ class Beside:
         }
         self._most_values = 2 * len(batch.values) + MOST_VALUES
 
-    def _begin(self) -> Batch:
-        """The batch of what is bad, which begins when something is."""
+    def _begin(self, func: Callable[..., Any] = _nobody, made: Tensor | None = None) -> Batch:
+        """The batch of what is bad, which begins when something is.
+
+        Args:
+            func: what has made something bad.
+            made: what it has made.
+        """
+        if made is None or not is_blank(func):
+            self._blanks = None
+        elif self._forward is None:
+            self._blanks = Blanks()
+        if self._blanks is not None and made is not None:
+            self._blanks.add(made)
         if self._forward is None:
             batch, self.operations.has_bad = Batch(0), True
             batch.holds_all = False
             self._forward = ActiveForward(batch, {}, {}, None)
         return self._forward.batch
+
+    def _is_well_again(self) -> bool:
+        """Whether nothing is bad any more: only memory without contents was, which is gone."""
+        if self._blanks is None or self._blanks.are_any():
+            return False
+        self._forward, self._blanks, self.operations.has_bad = None, None, False
+        self._most_values, self._turned, self._asked_at = MOST_VALUES, 0, 0
+        self._keys, self._times, self._gradients = {}, {}, set()
+        return True
 
     def _record_of(self, tensor: Tensor) -> Record | None:
         """The record of what a tensor holds, whoever has made it."""
