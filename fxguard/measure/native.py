@@ -186,6 +186,8 @@ all_hooked = getattr(_functions, "all_hooked", None)
 # Run the operations of a script and keep records of them (:mod:`fxguard.script.operations`, where
 # the same is in Python). None where the extension lacks them.
 Operations: Any = getattr(_functions, "Operations", None)
+if not hasattr(Operations, "followed"):  # built before
+    Operations = None
 Record: Any = getattr(_functions, "Record", None)
 
 is_built = _functions is not _NotBuilt
