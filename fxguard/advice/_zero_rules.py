@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from fxguard.advice import cancelled, lowered, signs, vanished, wrapped, zeros
 from fxguard.advice._rules import Rule, names_in
-from fxguard.advice.case import Case, titled
+from fxguard.advice.case import Case
+from fxguard.advice.written_operands import titled
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.source.assigned import target_of

@@ -12,7 +12,8 @@ from fxguard.advice._rewrites import REWRITES
 from fxguard.advice._rules import Rule
 from fxguard.advice._rules import names_in as _names
 from fxguard.advice._zero_rules import ZERO_RULES
-from fxguard.advice.case import DOMAINS, Case
+from fxguard.advice.case import Case
+from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.surroundings import Surroundings
 from fxguard.findings import BROUGHT, Fix

@@ -11,9 +11,10 @@ from dataclasses import replace
 from fxguard.advice import becomes
 from fxguard.advice._patterns import factors_of, is_square_of, made_by, readers_of
 from fxguard.advice._rules import names_in
-from fxguard.advice.case import Case, without_parentheses, written_operand
+from fxguard.advice.case import Case
 from fxguard.advice.positive import LAYERS
 from fxguard.advice.surroundings import names_of
+from fxguard.advice.written_operands import without_parentheses, written_operand
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
