@@ -57,7 +57,7 @@ MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the 
 # A variance as the difference of two averages, of the numbers and of their squares.
 VARIANCE = (
     "average x and x² with one decay, and take (sq - mean ** 2).clamp(min=0) + eps: with two "
-    "decays, or by roundings, the difference is negative"
+    "decays the difference is negative"
 )
 
 
@@ -384,8 +384,10 @@ RULES = (
          "has no gradient there",
          lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
          and not (signs.is_root_of_powers(c) or signs.is_learned_exponent(c))),
-    Rule("rounding, domain", _names("pow rsqrt sqrt"), "advice", VARIANCE,
-         signs.is_difference_with_square),
+    Rule("domain", _names("pow rsqrt sqrt"), "advice", VARIANCE, signs.is_difference_with_square),
+    Rule("rounding", _names("pow rsqrt sqrt"), "advice",
+         "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2: by roundings the "
+         "difference is negative", signs.is_difference_with_square),
     *(Rule("domain", _names(name), "advice",
            f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
            "has no gradient there", _is_far_outside)

@@ -215,6 +215,7 @@ CASES = (
          "advice: give poisson_nll_loss an eps above 0: it takes the logarithm",
          dtype="float32"),
     Case("domain", "s = pow(m, 2); d = sub(q, s); y = sqrt(d)!", "advice: average x and x²"),
+    Case("rounding", "s = pow(m, 2); d = sub(q, s); y = sqrt(d)!", "advice: take (sq - mean ** 2)"),
     Case("domain", "s = mul(m, m); d = sub(q, s); e = add(d, 1e-5); y = rsqrt(e)!",
          "advice: average x and x²"),
     Case("domain", "s = pow(m, 2); r = pow(q, 2); d = sub(r, s); y = sqrt(d)!",
