@@ -141,6 +141,16 @@ def _is_updated(case: Case) -> bool:
     return cancelled.covariance_update(case) is not None and not cancelled.cancelled_state(case)
 
 
+def _table(case: Case) -> Mapping[str, str]:
+    """A table that a divisor is an entry of, and where it was made."""
+    return {"table": signs.table_of(case), "place": case.made_in}
+
+
+def _is_schedule(case: Case) -> bool:
+    is_other = signs.is_count_of_mask(case) or signs.divides_by_whole_numbers(case)
+    return signs.is_entry_of_table(case) and not is_other and not zeros.is_spread_of_data(case)
+
+
 def _lowered(case: Case) -> Mapping[str, str]:
     """Where a state is lowered."""
     source = lowered.lowered_at(case)
@@ -244,6 +254,10 @@ ZERO_RULES = (
          "leave out where {c.dividend} is 0 before the division, by {c.dividend}[{c.dividend} > 0] "
          "or where: its logarithm is multiplied by {c.dividend}, and 0 * inf is NaN",
          zeros.is_ratio_in_divergence),
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "keep {table} away from 0 where it is made{place}, by clamp(min=1e-4), or leave out its "
+         "entry that is 0: such as the last step of a noise schedule", _is_schedule,
+         words=_table),
     Rule("zero divisor", _DIVISIONS, "advice",
          "take {c.counted}.clamp(min=1): it is whole numbers, as counts are, and some are 0",
          lambda c: signs.divides_by_whole_numbers(c) and not signs.is_count_of_mask(c)

@@ -386,8 +386,8 @@ RULES = (
          and not (signs.is_root_of_powers(c) or signs.is_learned_exponent(c))),
     Rule("domain", _names("pow rsqrt sqrt"), "advice", VARIANCE, signs.is_difference_with_square),
     Rule("rounding", _names("pow rsqrt sqrt"), "advice",
-         "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2: by roundings the "
-         "difference is negative", signs.is_difference_with_square),
+         "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2: by roundings "
+         "the difference is negative", signs.is_difference_with_square),
     *(Rule("domain", _names(name), "advice",
            f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
            "has no gradient there", _is_far_outside)
@@ -466,7 +466,11 @@ RULES = (
          "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what cannot be reached: "
          "{c.name} of -inf alone has no derivative", Case.reads_infinity),
     Rule("domain", _LOSSES, "advice",
-         "leave out targets that the mask excludes: their probability is 0", Case.reads_infinity),
+         "see what makes {c.operand} +inf{c.made_at}: a score may be -inf on purpose, and +inf is "
+         "no mask; x - log(n) is +inf where a count n is 0", Case.reads_plus_infinity),
+    Rule("domain", _LOSSES, "advice",
+         "leave out targets that the mask excludes: their probability is 0",
+         lambda c: c.reads_infinity() and not c.reads_plus_infinity()),
     Rule("domain", None, "advice", "look at what made its operand infinite", Case.reads_infinity,
          last=True),
     Rule("masked row", _names("sub"), "advice",

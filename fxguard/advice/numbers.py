@@ -163,6 +163,11 @@ class Numbers:
         is_literal = self.around.step.infinite_literal and self.reads_infinity()
         return is_literal or any(map(self.around.is_masked, self.infinite_operands()))
 
+    def reads_plus_infinity(self) -> bool:
+        """An operand holds +inf."""
+        operands = () if self.evidence is None else self.evidence.operands
+        return any(each.dtype and each.high == math.inf for each in operands)
+
     def infinite_operands(self) -> list[int]:
         """The values among its operands that are -inf."""
         found = () if self.evidence is None else self.evidence.operands

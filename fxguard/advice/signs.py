@@ -29,6 +29,7 @@ __all__ = [
     "is_difference",
     "is_difference_of_masks",
     "is_difference_with_square",
+    "is_entry_of_table",
     "is_free_domain",
     "is_free_exponent",
     "is_learned_exponent",
@@ -43,6 +44,7 @@ __all__ = [
     "is_variance",
     "norm_follows",
     "only_norm_follows",
+    "table_of",
 ]
 
 # These put together what is counted; the operand that is counted is their last one.
@@ -56,6 +58,8 @@ _NO_COUNTS = frozenset(
     ]
 )
 
+_ENTRIES = ("getitem", "index_select", "gather")
+_ENTRY = re.compile(r"([\w.]+)\[[^\]]+\]")  # ``self.signal[t]``
 _LESS_ONE = re.compile(r"(.+) - 1")  # of a count
 
 _LOGARITHMS = ("log", "log_softmax", "logsumexp")  # they make logarithms of probabilities
@@ -208,9 +212,27 @@ def is_difference_of_masks(case: Case) -> bool:
 
 
 def is_root_by_hand(case: Case) -> bool:
-    """It divides by a square root, whose derivative at 0 is infinite."""
-    step = made_by(case.around, case.around.culprit)
-    return step is not None and plain(step.kind) == "sqrt"
+    """It divides by a square root that has a gradient, whose derivative at 0 is infinite."""
+    culprit, step = case.around.culprit, made_by(case.around, case.around.culprit)
+    is_root = step is not None and plain(step.kind) == "sqrt"
+    return is_root and culprit is not None and case.around.is_differentiated(culprit)
+
+
+def is_entry_of_table(case: Case) -> bool:
+    """Its divisor is an entry of what was computed before and has no gradient: of a schedule."""
+    around, culprit = case.around, case.around.culprit
+    step = None if culprit is None else around.maker_of(culprit)
+    if culprit is None or step is None or plain(step.kind) not in _ENTRIES or not step.inputs:
+        return False
+    table = around.maker_of(step.inputs[0])
+    is_named = bool(_ENTRY.fullmatch(case.bare))
+    return is_named and table is not None and not around.is_differentiated(culprit)
+
+
+def table_of(case: Case) -> str:
+    """The name of that table: ``self.signal`` of ``self.signal[t]``."""
+    found = _ENTRY.fullmatch(case.bare)
+    return "the table" if found is None else found[1]
 
 
 def is_of_weight(case: Case) -> bool:
@@ -229,7 +251,7 @@ def is_square(case: Case) -> bool:
     """It squares."""
     step = case.around.step
     is_power = case.name == "pow" and 2 in step.literals
-    is_product = case.name == "mul" and len(set(step.inputs)) == 1 and not step.literals
+    is_product = case.name == "mul" and len(step.inputs) == 2 and len(set(step.inputs)) == 1
     return is_power or is_product or case.name == "square"
 
 

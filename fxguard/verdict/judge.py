@@ -152,8 +152,11 @@ class Judgment:
     def is_mask(self, value: int) -> bool:
         """Whether a tensor that was not made in this batch holds -inf and no +inf.
 
-        Tensors that the model writes hold leftovers of an earlier batch, which are not masks.
+        Tensors that the model writes hold leftovers of an earlier batch, which are not masks. What
+        a model returned to a loss was judged to be infinite on purpose, whatever its sign.
         """
+        if self.flow.keys[value] in self.batch.judged_before:
+            return True
         if value in self.left_before or value in self.features:
             return False
         question = Question(self.flow.keys[value], "mask")

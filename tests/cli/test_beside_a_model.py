@@ -194,6 +194,28 @@ def test_what_made_it_comes_before_what_it_did(run_here: RunHere, name: str) -> 
     assert "reached no output" not in err
 
 
+def test_a_loss_reads_an_infinity_that_a_model_made_of_a_mask(run_here: RunHere) -> None:
+    """In the model it was taken for one that was meant: the loss, before its backward, is not."""
+    text = (
+        "class Corrected(nn.Module):\n"
+        "    def __init__(self, log_q):\n"
+        "        super().__init__()\n"
+        "        self.score = nn.Linear(4, 3)\n"
+        "        self.register_buffer('log_q', log_q)\n"
+        "    def forward(self, x):\n"
+        "        return self.score(x) - self.log_q\n"
+        "corrected = Corrected(torch.log(torch.tensor([0.5, 0.0, 0.5])))\n"
+        "scores = corrected(x)\n"
+        "nn.functional.cross_entropy(scores, torch.tensor([0, 2, 0, 2, 0])).backward()\n"
+    )
+    found, _, err = run_here(HEAD + text)
+    lines = err.splitlines()
+    assert found == 3
+    assert lines[0] == "cross_entropy made NaN (script.py:15): it read +inf"
+    fix = next(line for line in lines if line.startswith("  fix:"))
+    assert "see what makes scores +inf in sub (script.py:12)" in fix
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_script_that_is_right_ends_as_ever(ends_as_ever: EndsAsEver, name: str) -> None:
     """It prints what it prints without fxguard."""

@@ -374,6 +374,18 @@ WRITTEN = {
         "torch.nn.Sequential(layer)(torch.randn(2, 3)).sum().backward()\n",
         "initialise this weight with numbers that are not 0",
     ),
+    "a sampler at the end of a schedule": (
+        "net = torch.nn.Linear(2, 2)\n"
+        "signal = torch.linspace(1, 0, 6).sqrt()\n"
+        "noise = (1 - signal**2).sqrt()\n"
+        "with torch.no_grad():\n"
+        "    x = torch.randn(3, 2)\n"
+        "    for t in (5, 3, 1):\n"
+        "        x0 = (x - noise[t] * net(x)) / signal[t]\n"
+        "        x = signal[t - 1] * x0 + noise[t - 1] * net(x)\n"
+        "print(net(x))\n",
+        "keep signal away from 0 where it is made (script.py:5)",
+    ),
     "a sample of tanh": (
         "from torch.distributions import Normal, TanhTransform, TransformedDistribution as T\n"
         "mean = torch.zeros(3, requires_grad=True)\n"

@@ -477,6 +477,8 @@ OF_PROGRAMS = (
     "keep the samples as they were",
     "initialise this weight with numbers that are not 0",
     "give {c.name} probabilities",
+    "see what makes {c.operand} +inf",
+    "keep {table} away",
     "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what",
 )
 
