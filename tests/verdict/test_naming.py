@@ -102,9 +102,9 @@ def test_an_argument_that_is_written_in_place_keeps_its_name() -> None:
 
 WHERE = {
     "1 NaN, in row 0": with_nan(2, 3, at=(0, 1)),
-    "2 NaN, in rows 0 and 2": with_nan(3, 3, at=([0, 2], [1, 1])),
-    "3 NaN, in rows 0, 1 and 3": with_nan(4, 2, at=([0, 1, 3], 0)),
-    "5 NaN, in 5 rows, the first is 1": with_nan(6, 2, at=(slice(1, None), 0)),
+    "2 NaN, in rows 0 and 2, all in column 1": with_nan(3, 3, at=([0, 2], [1, 1])),
+    "3 NaN, in rows 0, 1 and 3, all in column 0": with_nan(4, 2, at=([0, 1, 3], 0)),
+    "5 NaN, in 5 rows, the first is 1, all in column 0": with_nan(6, 2, at=(slice(1, None), 0)),
     "6 NaN, every element": with_nan(2, 3),
     "1 NaN, at [4]": with_nan(6, at=(4,)),
     "2 NaN, first at [4]": with_nan(6, at=(slice(4, None),)),
