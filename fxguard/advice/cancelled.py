@@ -6,9 +6,10 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from fxguard.advice._patterns import made_by
+from fxguard.advice._patterns import is_made_by, made_by
 from fxguard.advice._rules import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
@@ -44,23 +45,12 @@ def cancelled_state(case: Case) -> Cancelled | None:
     """
     number, around = _negative(case), case.around
     last = made_by(around, around.culprit)
-    if number is None or around.culprit is None:
+    if number is None:
         return None
-    todo, seen = [around.culprit], {around.culprit}
-    for _ in range(MOST_STEPS):
-        step = around.maker_of(todo.pop(0)) if todo else None
-        if step is None or (step.counts and plain(step.kind) not in _COMBINES):
-            continue
-        found = _cancelled(around, step, case.dtype)
-        is_state = found is not None and step is not last
-        if (
-            found is not None
-            and is_state
-            and number <= SCALED * _roundings(found.largest, case.dtype)
-        ):
+    for step in _combined(around):
+        found = None if step is last else _cancelled(around, step, case.dtype)
+        if found is not None and number <= SCALED * _roundings(found.largest, case.dtype):
             return found
-        todo += [each for each in step.inputs if each not in seen]
-        seen.update(step.inputs)
     return None
 
 
@@ -90,29 +80,32 @@ def covariance_update(case: Case) -> Step | None:
     Source: Bucy and Joseph, Filtering for Stochastic Processes with Applications to Guidance, 1968.
     """
     around = case.around
-    if _negative(case) is None or around.culprit is None:
-        return None
-    todo, seen = [around.culprit], {around.culprit}
+    for step in _combined(around) if _negative(case) is not None else ():
+        if plain(step.kind) in _MATRIX_PRODUCTS and len(step.inputs) == 2:
+            gain = made_by(around, step.inputs[0])
+            is_rest = gain is not None and plain(gain.kind) in ("rsub", "sub")
+            if gain and is_rest and gain.inputs and is_made_by(around, gain.inputs[0], "eye"):
+                return step
+    return None
+
+
+def _combined(around: Surroundings) -> Iterator[Step]:
+    """The sums, products and matrix products that led to the operand, the nearest first."""
+    todo = [] if around.culprit is None else [around.culprit]
+    seen = set(todo)
     for _ in range(MOST_STEPS):
         step = around.maker_of(todo.pop(0)) if todo else None
         if step is None or (step.counts and plain(step.kind) not in _COMBINES):
             continue
-        if plain(step.kind) in _MATRIX_PRODUCTS and len(step.inputs) == 2:
-            gain = made_by(around, step.inputs[0])
-            if gain is not None and plain(gain.kind) in ("rsub", "sub") and gain.inputs:
-                unit = made_by(around, gain.inputs[0])
-                if unit is not None and plain(unit.kind) == "eye":
-                    return step
+        yield step
         todo += [each for each in step.inputs if each not in seen]
         seen.update(step.inputs)
-    return None
 
 
 def _negative(case: Case) -> float | None:
     """The magnitude of the operand, if it is a negative number."""
-    operands = () if case.evidence is None else case.evidence.operands
-    number = operands[0].low if operands else math.nan
-    return -number if -math.inf < number < 0 and case.dtype in FORMATS else None
+    number = case.negative_operand
+    return -number if number is not None and case.dtype in FORMATS else None
 
 
 def _roundings(magnitude: float, dtype: str) -> float:

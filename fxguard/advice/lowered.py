@@ -5,8 +5,6 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-import math
-
 from fxguard.advice._rules import names_in
 from fxguard.advice.case import Case
 from fxguard.graph.poles import plain
@@ -28,10 +26,8 @@ def lowered_at(case: Case) -> Source | None:
     That is another line than the one that made the operand: ``s = s + rain[t]`` reads what
     ``s = s - q`` left.
     """
-    operands = () if case.evidence is None else case.evidence.operands
-    number = operands[0].low if operands else math.nan
     name, value = variable_in(case.x), case.around.culprit
-    if not -math.inf < number < 0 or not name:
+    if case.negative_operand is None or not name:
         return None
     for turn in range(MOST_STEPS):
         step = None if value is None else case.around.maker_of(value)

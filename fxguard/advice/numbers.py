@@ -163,6 +163,13 @@ class Numbers:
         is_literal = self.around.step.infinite_literal and self.reads_infinity()
         return is_literal or any(map(self.around.is_masked, self.infinite_operands()))
 
+    @property
+    def negative_operand(self) -> float | None:
+        """The first operand at the first bad element, if it is a negative number."""
+        operands = () if self.evidence is None else self.evidence.operands
+        number = operands[0].low if operands else math.nan
+        return number if -math.inf < number < 0 else None
+
     def reads_plus_infinity(self) -> bool:
         """An operand holds +inf."""
         operands = () if self.evidence is None else self.evidence.operands

@@ -249,10 +249,7 @@ def is_of_weight(case: Case) -> bool:
 
 def is_square(case: Case) -> bool:
     """It squares."""
-    step = case.around.step
-    is_power = case.name == "pow" and 2 in step.literals
-    is_product = case.name == "mul" and len(step.inputs) == 2 and len(set(step.inputs)) == 1
-    return is_power or is_product or case.name == "square"
+    return is_square_of(case.around.step) is not None
 
 
 def is_by_weight_in_half(case: Case) -> bool:

@@ -5,7 +5,6 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from fxguard.advice._rules import names_in
@@ -35,11 +34,9 @@ def wrapped_square(case: Case) -> Wrapped | None:
     No floating-point number has led to it, and the program's text squares something there. Such a
     square is negative only where it did not fit the type of its integers.
     """
-    operands = () if case.evidence is None else case.evidence.operands
-    number = operands[0].low if operands else math.nan
-    todo = [case.around.culprit] if case.around.culprit is not None else []
-    if not -math.inf < number < 0:
+    if case.negative_operand is None or case.around.culprit is None:
         return None
+    todo = [case.around.culprit]
     for _ in range(MOST_STEPS):
         step = case.around.maker_of(todo.pop(0)) if todo else None
         if step is None:

@@ -131,8 +131,7 @@ class WholeScript:
 
     def _behind_rate(self, report: Report) -> Report | None:
         """What made a learning rate, if the script has read that of a tensor."""
-        groups = (group for each in instances_of(Optimizer) for group in each.param_groups)
-        read = self._beside.read_of([group.get("lr") for group in groups])
+        read = self._beside.read_of([group.get("lr") for group in self._groups()])
         if read is None:
             return None
         origin = report.origins[0]
@@ -278,10 +277,13 @@ class WholeScript:
 
     def _is_gradient(self, tensor: Tensor) -> bool:
         """Whether a tensor is the gradient of a weight that an optimizer steps."""
+        return any(weight.grad is tensor for each in self._groups() for weight in each["params"])
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The groups of the optimizers that have made a step, or before the first of all."""
         if not self._optimizers:
             self._optimizers.update(instances_of(Optimizer))
-        groups = [group for each in self._optimizers for group in each.param_groups]
-        return any(weight.grad is tensor for group in groups for weight in group["params"])
+        return [group for each in self._optimizers for group in each.param_groups]
 
     def _step_begins(self, optimizer: Optimizer, *_: Any) -> None:
         self._optimizers.add(optimizer)

@@ -150,10 +150,9 @@ class Following(Observer):
         loss = self.loss
         if loss is None:
             loss = Loss(number)
-            self._now_of(loss)
         else:
             loss.turn()
-            self._now_of(loss)
+        self._now_of(loss)
         return loss
 
     def go_on(self) -> None:
@@ -174,6 +173,9 @@ class Following(Observer):
 
     def backward_begins(self) -> None:
         """Called when a backward of the loss is about to begin."""
+        self.writes, self.differentiates = LateWrites(), True
+        if self.beside is not None:
+            self.beside.loss_is_over()
         self._now_of(self.loss)
 
     def forget(self) -> None:
@@ -266,9 +268,6 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
     loss.has_ended = True
     following = _here.following
     if following is not None:
-        following.writes, following.differentiates = LateWrites(), True
-        if following.beside is not None:
-            following.beside.loss_is_over()
         following.backward_begins()
     try:
         return func(*args, **kwargs)

@@ -228,10 +228,8 @@ class Captures:
         )
         captured = None if outer or layers else compiled.captured
         codes: Set[types.CodeType] = getattr(backend, "captured", frozenset())
-        form = Form(
-            *(compiled.function, captured, entry.takes_model), code=compiled.code, codes=codes
-        )
-        return inner, form
+        takes_model, code = entry.takes_model, compiled.code
+        return inner, Form(compiled.function, captured, takes_model, code=code, codes=codes)
 
     def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.Backend:
         """The backend for a graph that holds the model and the code compiled around it.

@@ -12,7 +12,7 @@ from fxguard.measure.at_hand import range_of
 from fxguard.records import Role
 from fxguard.rerun._edge_hooks import EdgeHooks
 from fxguard.rerun.edges import Gradients, Look
-from fxguard.rerun.start import Start
+from fxguard.rerun.start import Start, with_aliases
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["gradients_of"]
@@ -37,15 +37,7 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
     start = Start(run)
     with kept.settings(), start.begun() as copies, torch.enable_grad():
         assert run.args is not None
-        aliases, given = [], []
-        for argument, copy in zip(run.args, copies, strict=True):
-            if not (isinstance(argument, Tensor) and argument.requires_grad):
-                given.append(copy)
-                continue
-            alias = copy.detach().requires_grad_()
-            aliases.append(alias)
-            # Copies may be written, which leaves may not be.
-            given.append(alias if copy is argument else alias.clone())
+        aliases, given = with_aliases(run.args, copies)
         hooks = EdgeHooks(gradients, look)
         for position, value in enumerate(given):
             if isinstance(value, Tensor) and value.requires_grad:

@@ -26,7 +26,7 @@ from fxguard.plan.plan import Place
 from fxguard.records import Range, Source
 from fxguard.rerun.consequences import Replay
 from fxguard.rerun.other_values import AsTheModel, RaisedOnOther
-from fxguard.rerun.start import Start
+from fxguard.rerun.start import Start, with_aliases
 from fxguard.rerun.walk import EdgeWatcher, SecondForm, Walk, Watcher
 from fxguard.source.lines import source_of_trace
 from fxguard.torch_names import DisableTorchFunction
@@ -223,14 +223,7 @@ def _gradients(
     assert run.args is not None
     watcher = _Backward(instead)
     with start.begun() as copies, torch.enable_grad():
-        aliases, given = list[Tensor](), list[Any]()
-        for argument, copy in zip(run.args, copies, strict=True):
-            if not (isinstance(argument, Tensor) and argument.requires_grad):
-                given.append(copy)
-                continue
-            alias = copy.detach().requires_grad_()
-            aliases.append(alias)
-            given.append(alias if copy is argument else alias.clone())
+        aliases, given = with_aliases(run.args, copies)
         outputs = leaves(start.walk(given, watcher)[0])
         if incoming is None:
             made = [x for x in outputs if is_float(x) and x.requires_grad]

@@ -32,7 +32,7 @@ from fxguard.rerun.differences import TOLERANCE
 from fxguard.rerun.drawn import Drawn, drawn_in
 from fxguard.rerun.walk import Walk, Watcher, Watchers
 
-__all__ = ["Start", "look_through", "written_since"]
+__all__ = ["Start", "look_through", "with_aliases", "written_since"]
 
 GONE = "an input of its graph is gone"
 FREED = "an input of its graph has been freed"
@@ -180,6 +180,28 @@ class Start:
         """
         with none_issued(self.run.graph_module, self.run.args or ()):
             yield
+
+
+def with_aliases(args: Sequence[Any], copies: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
+    """Leaves of autograd in the place of a graph's arguments that require a gradient.
+
+    Args:
+        args: the arguments.
+        copies: what a second run is given.
+
+    Returns:
+        The leaves, and what the run is given now.
+    """
+    aliases, given = list[Tensor](), list[Any]()
+    for argument, copy in zip(args, copies, strict=True):
+        if not (isinstance(argument, Tensor) and argument.requires_grad):
+            given.append(copy)
+            continue
+        alias = copy.detach().requires_grad_()
+        aliases.append(alias)
+        # Copies may be written, which leaves may not be.
+        given.append(alias if copy is argument else alias.clone())
+    return aliases, given
 
 
 def look_through(run: GraphRun, *watchers: Watcher) -> dict[Watcher, str]:

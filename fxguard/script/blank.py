@@ -47,10 +47,6 @@ class Blanks:
             self._all = [each for each in self._all if _is_left(*each)]
         return bool(self._all)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._all.clear()
-
 
 def _is_left(reference: weakref.ref[Tensor], version: int | None) -> bool:
     tensor = reference()

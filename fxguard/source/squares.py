@@ -6,7 +6,7 @@ import ast
 
 from fxguard.records import Source
 from fxguard.source.assigned import assignment_of, statement_at
-from fxguard.source.named import called_name, first_argument
+from fxguard.source.named import called_name, first_argument, variables_in
 from fxguard.source.syntax import tree_of
 
 __all__ = ["square_at", "square_in"]
@@ -23,7 +23,7 @@ def square_at(source: Source) -> tuple[str, Source] | None:
     code = statement_at(source)
     if squared := square_in(code):
         return squared, source
-    for name in _names_read(code):
+    for name in sorted(variables_in(code)):
         made = assignment_of(name, source)
         squared = "" if made is None else square_in(statement_at(made))
         if made is not None and squared:
@@ -60,9 +60,3 @@ def _squared(node: ast.AST) -> str:
 
 def _is_two(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 2
-
-
-def _names_read(code: str) -> list[str]:
-    tree = tree_of(code)
-    nodes = () if tree is None else ast.walk(tree)
-    return [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
