@@ -95,14 +95,14 @@ def read_ranges(  # type: ignore[no-untyped-def]
 ):
     """The same of many pieces of memory in one launch; the table of them is among its arguments.
 
-    Numbers in the table are given as twice the number and one: Triton makes a kernel of its own for
-    an argument of 1 and for a multiple of 16.
+    Numbers in the table are above 0, and given as twice the number and one: Triton makes a kernel
+    of its own for an argument of 1 and for a multiple of 16.
 
     Args:
         addresses: of the first element of each piece, as integers.
         sizes: how many elements each has.
         ends: for each, how many programs read it or one before it; beyond the last piece, all.
-        places: the row of each.
+        places: the row of each, counted from 1.
         lengths: how many elements follow each other, where there are gaps.
         strides: the distance from where they begin to where the next ones do, likewise.
         rows: two integers for each row.
@@ -160,6 +160,6 @@ def read_ranges(  # type: ignore[no-untyped-def]
             bits = bits_of(value, most)
             low = tl.minimum(low, tl.where(is_there, bits, most))
             high = tl.maximum(high, bits)
-    row = rows + 2 * (place >> 1)
+    row = rows + 2 * ((place >> 1) - 1)
     tl.atomic_min(row, tl.min(low, 0))
     tl.atomic_max(row + 1, tl.max(high, 0))

@@ -33,6 +33,7 @@ BLOCK = 4096  # elements that one program reads at once
 WARPS = 16  # of 32 threads, in each program
 PROGRAMS = 528  # at most, four for each multiprocessor of an H100; each reads block after block
 ROWS = 1024  # results for which memory is prepared at once
+ARGUMENTS = 5  # of the kernel that reads one tensor
 ALIGNED = 16  # bytes: elements that begin at a multiple of it are loaded several at a time
 
 # The dtypes that the kernel reads, with the dtypes of their bits.
@@ -137,7 +138,7 @@ def read(value: Tensor) -> Row | None:
     flat = elements.detach().view(-1)
     options = {"most": LARGEST[integer], "block": BLOCK, "num_warps": WARPS}
     compiled = _kernel()[(programs,)](flat, rows.bits[index], size, programs, rounds, **options)
-    _known[key] = known_to_the_driver(compiled)
+    _known[key] = known_to_the_driver(compiled, ARGUMENTS)
     return row
 
 

@@ -88,7 +88,7 @@ def read(pieces: Sequence[Piece], rows: gpu.Rows, places: Sequence[int]) -> None
     ends = list(itertools.accumulate(-(-count // rounds) for count in blocks))
     programs = ends[-1]
     lines = [
-        (piece.address, piece.size, end, place, piece.length, piece.stride)
+        (piece.address, piece.size, end, place + 1, piece.length, piece.stride)
         for piece, end, place in zip(pieces, ends, places, strict=True)
     ]
     unused = (pieces[0].address, 1, programs, 1, 1, 1)  # an address, for it has to have 64 bits
@@ -105,7 +105,7 @@ def read(pieces: Sequence[Piece], rows: gpu.Rows, places: Sequence[int]) -> None
     options |= {"count": PLACES, "dtype": dtypes[dtype], "has_gaps": has_gaps}
     options["alignment"] = dtype.itemsize if has_gaps else gpu.ALIGNED
     compiled = kernel[(programs,)](*table, rows.bits, rounds, **options)
-    _known[key] = known_to_the_driver(compiled)
+    _known[key] = known_to_the_driver(compiled, len(table) * PLACES + 2)
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def works(device: torch.device, dtype: torch.dtype, has_gaps: bool) -> bool:
             known = torch.tensor(spread, dtype=dtype, device=device)[::step]
             zeros = torch.zeros(2 * gpu.BLOCK + 6, dtype=dtype, device=device)[::step]
             pieces = [piece for each in (known, zeros, known) if (piece := piece_of(each))]
-            stream = cuda_stream(device.index) if known.is_cuda else 0
+            stream = cuda_stream(known.device.index) if known.is_cuda else 0
             rows, first = gpu.rows_for(6, device, BITS[dtype], stream)
             for begin in (first, first + 3):
                 read(pieces, rows, range(begin, begin + 3))

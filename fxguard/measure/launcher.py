@@ -6,7 +6,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fxguard.measure import native
@@ -24,8 +24,13 @@ LENT = 2
 _local = threading.local()
 
 
-def known_to_the_driver(compiled: Any) -> Known | None:
+def known_to_the_driver(compiled: Any, arguments: int) -> Known | None:
     """How the driver starts a kernel that Triton has compiled and started once.
+
+    Args:
+        compiled: what Triton returned.
+        arguments: how many numbers and addresses the driver will be given. A kernel into which
+            Triton compiled one of them would take each of the others for its neighbour.
 
     Returns:
         The first arguments of :func:`fxguard.measure.native.launch`; None if Triton has to start it
@@ -38,10 +43,20 @@ def known_to_the_driver(compiled: Any) -> Known | None:
         asks = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid")
         if any(getattr(made, name, 0) for name in asks) or getattr(made, "num_ctas", 1) != 1:
             return None
+        if _arguments_of(compiled.src.signature.values()) != arguments:
+            return None
         threads = made.num_warps * made.target.warp_size
         return _address_of_start(), int(compiled.function), threads, int(made.shared)
     except (AttributeError, OSError, TypeError, ValueError):  # another Triton, or another driver
         return None
+
+
+def _arguments_of(types: Iterable[Any]) -> int:
+    """How many arguments a kernel takes, given Triton's names of their types."""
+    return sum(
+        _arguments_of(each) if isinstance(each, tuple | list) else each != "constexpr"
+        for each in types
+    )
 
 
 @functools.cache

@@ -245,6 +245,33 @@ def test_the_table_is_tried_before_it_is_trusted(
     assert not works(DEVICE, dtype, has_gaps)
 
 
+@pytest.mark.parametrize("places", [[0], [1, 0, 15, 16], list(range(gpu_table.PLACES))], ids=len)
+def test_no_number_of_a_table_is_compiled_into_the_kernel(
+    places: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton leaves an argument of 1 out of what the driver is given: all behind it would shift."""
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    given: list[Any] = []
+
+    class Kernel:
+        def __getitem__(self, programs: Any) -> Any:
+            return lambda *table, **options: given.extend(table[:6])
+
+    monkeypatch.setattr(gpu_table, "_kernel", lambda: (Kernel(), gpu_table.BITS))
+    monkeypatch.setattr(gpu_table, "_known", {})
+    monkeypatch.setattr(gpu_table, "known_to_the_driver", lambda *kernel: None)
+    tensors = [torch.ones(1 + 16 * (place % 3), device=DEVICE) for place in places]
+    pieces = [piece for each in tensors if (piece := gpu_table.piece_of(each))]
+    gpu_table.read(pieces, gpu.Rows(DEVICE, torch.int32), places)
+    assert len(given) == 6
+    for column in given:
+        types, known = native_specialize_impl(CUDABackend, column, False, False, True)
+        assert set(types) <= {"i32", "i64"}
+        assert set(known) == {""}
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests of devices run whole models")
 def test_a_graph_whose_values_wait_has_the_same_numbers() -> None:
     """Written in place, in three dtypes, of odd sizes, spoilt: by one launch and one by one."""

@@ -63,12 +63,17 @@ def test_a_long_list_of_arguments() -> None:
         )
 
 
-def compiled(**changed: Any) -> Any:
+TAKES = {"table": ("i32", "i64"), "row": "*i32", "block": "constexpr"}
+ARGUMENTS = 3
+
+
+def compiled(takes: dict[str, Any] = TAKES, **changed: Any) -> Any:
     """What Triton returns for a call, as far as it is looked at."""
     known = {"num_warps": 8, "shared": 64, "global_scratch_size": 0, "num_ctas": 1}
     target = types.SimpleNamespace(warp_size=32)
     metadata = types.SimpleNamespace(**{**known, "target": target, **changed})
-    return types.SimpleNamespace(metadata=metadata, function=111)
+    source = types.SimpleNamespace(signature=takes)
+    return types.SimpleNamespace(metadata=metadata, function=111, src=source)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +84,24 @@ def test_a_kernel_that_needs_more_is_started_by_triton(
 ) -> None:
     monkeypatch.setattr(launcher, "_address_of_start", lambda: 99)
     monkeypatch.setattr(native, "launch", lambda *_: 0)
-    assert launcher.known_to_the_driver(compiled()) == (99, 111, 256, 64)
-    assert launcher.known_to_the_driver(compiled(**changed)) is None
+    assert launcher.known_to_the_driver(compiled(), ARGUMENTS) == (99, 111, 256, 64)
+    assert launcher.known_to_the_driver(compiled(**changed), ARGUMENTS) is None
+
+
+def test_a_kernel_that_has_one_of_its_arguments_in_it_is_started_by_triton(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver would give it the others in the wrong places."""
+    monkeypatch.setattr(launcher, "_address_of_start", lambda: 99)
+    monkeypatch.setattr(native, "launch", lambda *_: 0)
+    without = compiled({**TAKES, "table": ("constexpr", "i64")})
+    assert launcher.known_to_the_driver(without, ARGUMENTS) is None
 
 
 def test_without_a_driver_triton_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "launch", lambda *_: 0)
     monkeypatch.setattr(launcher, "DRIVER", "there_is_no_such_library.so")
     launcher._address_of_start.cache_clear()
-    assert launcher.known_to_the_driver(compiled()) is None
-    assert launcher.known_to_the_driver(None) is None  # from Triton's interpreter
+    assert launcher.known_to_the_driver(compiled(), ARGUMENTS) is None
+    assert launcher.known_to_the_driver(None, ARGUMENTS) is None  # from Triton's interpreter
     launcher._address_of_start.cache_clear()
