@@ -13,6 +13,7 @@ typedef struct {
     PyObject *args;      /* NULL for few, which are here: a tuple would call the garbage collector */
     PyObject *few[FEW];
     PyObject *reference; /* to the tensor; NULL where the table has another record in its place */
+    PyObject *later;     /* has the numbers once a device has told them; NULL where they are known */
     double low, high;
     long count, last, depth, path, version;
 } Record;
@@ -29,6 +30,7 @@ static void let_go(Record *record) {
     Py_CLEAR(record->args);
     Py_CLEAR(record->kwargs);
     Py_CLEAR(record->dtype);
+    Py_CLEAR(record->later);
     if (record->count <= FEW)
         for (long i = 0; i < record->count; i++)
             Py_CLEAR(record->few[i]);
@@ -73,6 +75,14 @@ static PyObject *args_of(Record *record) {
     return args;
 }
 
+static PyObject *name_of_pair; /* the attribute of what has the numbers later */
+
+static PyObject *pair_of_record(Record *record) {
+    if (record->later != NULL)
+        return PyObject_GetAttr(record->later, name_of_pair);
+    return Py_BuildValue("dd", record->low, record->high);
+}
+
 #define GETTER(NAME, RESULT)                                                                       \
     static PyObject *record_##NAME(PyObject *self, void *closure) {                                \
         (void)closure;                                                                             \
@@ -88,7 +98,8 @@ GETTER(dtype, held(record->dtype))
 GETTER(last, PyLong_FromLong(record->last))
 GETTER(depth, PyLong_FromLong(record->depth))
 GETTER(path, record->path == NO_PATH ? held(NULL) : PyLong_FromLong(record->path))
-GETTER(pair, Py_BuildValue("dd", record->low, record->high))
+GETTER(pair, pair_of_record(record))
+GETTER(later, held(record->later))
 
 static PyGetSetDef RECORD_ATTRIBUTES[] = {
     {"func", record_func, NULL, "What ran.", NULL},
@@ -100,6 +111,7 @@ static PyGetSetDef RECORD_ATTRIBUTES[] = {
     {"depth", record_depth, NULL, "How many records led to it.", NULL},
     {"path", record_path, NULL, "Which of several results it is.", NULL},
     {"pair", record_pair, NULL, "The smallest and the largest magnitude.", NULL},
+    {"later", record_later, NULL, "Has them once a device has told them, or None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -140,13 +152,13 @@ typedef struct {
     Py_ssize_t most, most_known;
     long most_depth;
     long long count, unread;
-    char pauses, has_bad, is_direct;
+    char pauses, has_bad, awaits, is_direct;
 } Operations;
 
 /* Names of attributes. */
 static PyObject *f_back, *f_lasti, *is_inference, *is_floating_point, *is_complex, *grad_fn,
     *metadata, *name_kind, *name_turned, *name_other, *name_apart, *name_inside, *name_raised,
-    *name_objected, *name_otherwise, *name_pair, *name_name, *name_get, *name_set;
+    *name_objected, *name_otherwise, *name_pair, *name_waits, *name_name, *name_get, *name_set;
 
 static long version_of_tensor(PyObject *tensor) {
     PyObject *found = PyObject_GetAttr(tensor, version);
@@ -367,7 +379,7 @@ static Record *record_made(Operations *all, PyObject *func, PyObject *args, PyOb
         return NULL;
     record->func = held(func);
     record->dtype = held(its_dtype);
-    record->code = record->kwargs = record->args = record->reference = NULL;
+    record->code = record->kwargs = record->args = record->reference = record->later = NULL;
     record->path = path;
     record->depth = record->count = 0;
     record->last = -1;
@@ -492,46 +504,72 @@ static int count_unread(Operations *all, PyObject *tensor) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Asks Python for the range of a tensor of complex numbers. 0 if it has none, -1 for an error. */
-static int read_complex(Operations *all, PyObject *tensor, PyObject *its_dtype, double *low,
-                        double *high) {
-    if (!attribute_is(its_dtype, is_complex, Py_True))
-        return PyErr_Occurred() ? -1 : 0;
+/* Asks Python for the range of a tensor that is not read here: of complex numbers, or on a device,
+ * which tells it later. 0 if it has none, -1 for an error. */
+static int ask_for_pair(Operations *all, PyObject *tensor, double *low, double *high,
+                        PyObject **later) {
     PyObject *pair = PyObject_CallMethodObjArgs(all->hooks, name_pair, tensor, NULL);
     if (pair == NULL || pair == Py_None) {
         Py_XDECREF(pair);
         return pair == NULL ? -1 : 0;
+    }
+    if (!PyTuple_Check(pair)) {
+        *low = *high = 0.0;
+        *later = pair;
+        return 1;
     }
     const int is_pair = PyArg_ParseTuple(pair, "dd", low, high);
     Py_DECREF(pair);
     return is_pair ? 1 : -1;
 }
 
+/* Whether a dtype is of floating-point or complex numbers. */
+static int may_be_bad(PyObject *its_dtype) {
+    return attribute_is(its_dtype, is_floating_point, Py_True) ||
+           attribute_is(its_dtype, is_complex, Py_True);
+}
+
+/* Tells Python of an operation that has made no floating-point numbers, if something may be bad. */
+static int tell_other(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs,
+                      PyObject *result) {
+    if (!all->has_bad && !all->awaits)
+        return 0;
+    PyObject *named = kwargs == NULL ? Py_None : kwargs;
+    PyObject *said =
+        PyObject_CallMethodObjArgs(all->hooks, name_other, func, args, named, result, NULL);
+    Py_XDECREF(said);
+    return said == NULL ? -1 : 0;
+}
+
 /* Notes what an operation has made, or written to. -1 where an error came. */
 static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *result,
                 long path) {
-    if ((PyObject *)Py_TYPE(result) != plain || !attribute_is(result, is_cpu, Py_True) ||
-        !attribute_is(result, layout, strided) || !attribute_is(result, is_nested, Py_False)) {
+    if ((PyObject *)Py_TYPE(result) != plain || !attribute_is(result, layout, strided) ||
+        !attribute_is(result, is_nested, Py_False)) {
         const int is_plain = (PyObject *)Py_TYPE(result) == plain;
         return PyErr_Occurred() ? -1 : is_plain ? count_unread(all, result) : 0;
     }
+    const int is_here = attribute_is(result, is_cpu, Py_True);
     PyObject *its_dtype = PyObject_GetAttr(result, dtype);
     if (its_dtype == NULL)
         return -1;
     const int is_known = PySet_Contains(dtypes, its_dtype);
     Record *record = NULL;
-    PyObject *code = NULL, *needs = NULL;
+    PyObject *code = NULL, *needs = NULL, *later = NULL;
     int done = -1;
     DLTensor memory;
     double low, high;
     if (is_known < 0)
         goto end;
-    if (is_known == 0) {
-        const int is_read = read_complex(all, result, its_dtype, &low, &high);
+    if (may_be_bad(its_dtype) && (is_known == 0 || !is_here)) {
+        const int is_read = ask_for_pair(all, result, &low, &high, &later);
         if (is_read != 1) {
             done = is_read < 0 ? -1 : count_unread(all, result);
             goto end;
         }
+    } else if (is_known == 0 || !is_here) {
+        done = PyErr_Occurred() || tell_other(all, func, args, kwargs, result) != 0 ? -1 : 0;
+        goto end;
     } else {
         if (tensor_of(result, &memory) != 0) { /* such as a value of a transform */
             PyErr_Clear();
@@ -539,12 +577,7 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
             goto end;
         }
         if (memory.dtype.code != CODE_FLOAT && memory.dtype.code != CODE_BFLOAT) {
-            PyObject *named = kwargs == NULL ? Py_None : kwargs;
-            PyObject *said = !all->has_bad ? held(NULL)
-                                           : PyObject_CallMethodObjArgs(
-                                                 all->hooks, name_other, func, args, named, result, NULL);
-            done = said == NULL ? -1 : 0;
-            Py_XDECREF(said);
+            done = tell_other(all, func, args, kwargs, result);
             goto end;
         }
         if (!range_in(&memory, &low, &high)) {
@@ -576,6 +609,8 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
     record->last = last;
     record->low = low;
     record->high = high;
+    record->later = later;
+    later = NULL;
     all->count++;
     if (enter(all, result, record) != 0)
         goto end;
@@ -583,16 +618,21 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
     PyObject *named = kwargs == NULL ? Py_None : kwargs;
     if (needs == Py_True)
         done = note_at_node(all, record, args, kwargs, result);
-    if (done == 0 && !(high <= DBL_MAX)) {
-        PyObject *said = PyObject_CallMethodObjArgs(all->hooks, name_turned, func, args, named,
-                                                    result, NULL);
-        done = said == NULL ? -1 : 0;
-        Py_XDECREF(said);
-    }
+    PyObject *said = NULL;
+    if (done == 0 && record->later != NULL)
+        said = PyObject_CallMethodObjArgs(all->hooks, name_waits, record, func, args, named, result,
+                                          NULL);
+    else if (done == 0 && !(high <= DBL_MAX))
+        said = PyObject_CallMethodObjArgs(all->hooks, name_turned, func, args, named, result, NULL);
+    else
+        said = held(NULL);
+    done = said == NULL ? -1 : done;
+    Py_XDECREF(said);
 end:
     Py_DECREF(its_dtype);
     Py_XDECREF(code);
     Py_XDECREF(needs);
+    Py_XDECREF(later);
     Py_XDECREF(record);
     return done;
 }
@@ -621,12 +661,7 @@ static int look(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
                    ? note(all, func, args, kwargs, written, NO_PATH)
                    : 0;
     }
-    if (!all->has_bad)
-        return 0;
-    PyObject *said = PyObject_CallMethodObjArgs(all->hooks, name_other, func, args,
-                                                kwargs == NULL ? Py_None : kwargs, result, NULL);
-    Py_XDECREF(said);
-    return said == NULL ? -1 : 0;
+    return tell_other(all, func, args, kwargs, result);
 }
 
 /* Tells Python of an exception that is on its way. It goes on, or the one that Python raises does. */
@@ -892,6 +927,7 @@ static void operations_dealloc(PyObject *self) {
 
 FLAG(pauses)
 FLAG(has_bad)
+FLAG(awaits)
 FLAG(is_direct)
 
 static PyObject *get_count(PyObject *self, void *closure) {
@@ -950,6 +986,7 @@ static PyGetSetDef OPERATIONS_ATTRIBUTES[] = {
     {"__self__", get_mode, set_mode, "The mode, as of a method of it.", NULL},
     {"pauses", get_pauses, set_pauses, "Whether nothing is looked at.", NULL},
     {"has_bad", get_has_bad, set_has_bad, "Whether something was bad.", NULL},
+    {"awaits", get_awaits, set_awaits, "Whether a device has yet to tell numbers.", NULL},
     {"is_direct", get_is_direct, set_is_direct, "Whether calls are operations of no loss.", NULL},
     {"count", get_count, NULL, "How many operations were noted.", NULL},
     {"unread", get_unread, NULL, "How many made a tensor whose numbers C cannot read.", NULL},
@@ -993,7 +1030,7 @@ static int add_operations(PyObject *module) {
         {&name_kind, "kind_of"},   {&name_turned, "turned_bad"},
         {&name_other, "other"},    {&name_apart, "apart"},        {&name_raised, "raised"},
         {&name_inside, "inside"}, {&name_objected, "objected"}, {&name_otherwise, "otherwise"},
-        {&name_pair, "pair_of"},
+        {&name_pair, "pair_of"},  {&name_waits, "waits"},       {&name_of_pair, "pair"},
         {&name_name, "__name__"}, {&name_get, "__get__"},       {&name_set, "__set__"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

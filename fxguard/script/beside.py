@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fxguard.batch.active import ActiveForward
 from fxguard.batch.batch import Batch
-from fxguard.batch.events import UncapturedOperation
-from fxguard.batch.forget import keep_only
 from fxguard.batch.keys import Key
 from fxguard.batch.loss import BACKWARDS
-from fxguard.batch.observer import add_evidence, operation_of, rows_read
 from fxguard.errors import FxguardError
 from fxguard.forgiving import theirs
 from fxguard.graph import nodes
-from fxguard.graph.operations import is_move, read_call
-from fxguard.measure.at_hand import name_of_dtype
-from fxguard.records import Role
+from fxguard.script.bad_values import BadValues
 from fxguard.script.because_of import OF_NO_NUMBER, is_bad, raised_because_of
-from fxguard.script.blank import Blanks, is_blank
+from fxguard.script.late import LateOperations, LatePair, later
 from fxguard.script.noted import Leaves
-from fxguard.script.operations import (
-    MOST_DEPTH,
-    UNKNOWN,
-    Record,
-    is_record,
-    kind_of_code,
-    operations_with,
-    pair_of,
-    place_of,
-)
+from fxguard.script.operations import Record, kind_of_code, operations_with, pair_of
 from fxguard.script.transforms import Transforms
-from fxguard.source.held_tensors import held_name
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Beside", "Handed"]
 
-CLOSELY = 32  # times that an operation at one place is looked at closely
-OF_BAD = 2  # the same if it was given what is bad
-MOST_LOOKS = 128
-MOST_VALUES = 256
 MOST_REPETITIONS = 3  # of a backward: a bad gradient that is not explained stays bad
 MOST_RAISED = 32  # exceptions that are looked into: a script may try again and again
 MOST_READ = 8  # bad values that one loss has read
@@ -85,6 +66,14 @@ class Handed(NamedTuple):
         return [tensor for each in self.references if (tensor := each()) is not None]
 
 
+@dataclass(frozen=True)
+class Read:
+    """What somebody has read of a script: bad values, and operations that may have made some."""
+
+    keys: list[Key] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+
+
 class Beside:
     """What one thread of a script computes, apart from its guarded models.
 
@@ -118,8 +107,6 @@ class Beside:
         self._backward_begins = backward_begins
         self._gradient_bad = gradient_bad
         self._raised = raised
-        self._is_output, self._is_gradient = is_output, is_gradient
-        self._gradients: set[Key] = set()  # that were bad
         self.has_no_model = True
         self._objected = 0
         self.handed: Handed | None = None
@@ -131,28 +118,91 @@ class Beside:
         self._transforms = Transforms(self.operations.of)
         self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
         self.tidy: Callable[[BaseException], object] = str  # is given what goes on to the script
-        self._forward: ActiveForward | None = None  # of what is bad; None as long as nothing is
-        self._blanks: Blanks | None = None  # all that is bad, as long as they are
-        self._most_values = MOST_VALUES  # in its batch, before those that are gone are forgotten
-        self._keys: dict[int, tuple[Record, Key]] = {}  # by id of the record
-        self._read: list[Key] = []  # by the model that was called last
-        self._read_in_loss: list[Key] = []  # since the last backward, the first ones
-        self._turned = 0  # how often something was bad
-        self._asked_at = 0  # so often it has to have been for another judgment
-        self._times: dict[Any, int] = {}  # by code and instruction
+        self._bad = BadValues(
+            self.operations, self._transforms, is_output, is_gradient, self._keys_held
+        )
+        self._late = LateOperations()
+        # Integers of numbers that are on a device, and the records of these.
+        self._derived_later: list[tuple[weakref.ref[Tensor], Handed, list[Record]]] = []
+        self._read = Read()  # by the model that was called last
+        self._read_in_loss = Read()  # since the last backward, the first ones
+        self._asked_at = 0  # so often something has to have been bad for another judgment
         self._repetitions = MOST_REPETITIONS  # of backward passes that are left
 
     # What is called of an operation that has run: see `Hooks`.
 
     kind_of = staticmethod(kind_of_code)
-    pair_of = staticmethod(pair_of)
+
+    def pair_of(self, tensor: Tensor) -> tuple[float, float] | LatePair | None:
+        """The smallest and the largest magnitude of a tensor, or what has them later."""
+        late = later(tensor)
+        if late is None:
+            return pair_of(tensor)
+        return late.pair if self._bad.are_any else late
+
+    def waits(
+        self,
+        record: Record,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Any,
+        result: Tensor,
+    ) -> None:
+        """An operation has made something whose numbers are on a device."""
+        self.operations.awaits = True
+        with DisableTorchFunction():
+            is_full = self._late.add(record, args, kwargs or {}, result)
+        if is_full:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the numbers that are on a device."""
+        if self.operations.awaits:
+            self.operations.awaits = False
+            with DisableTorchFunction():
+                for late in self._late.settle():
+                    self._bad.add_late(late)
+                for made, read, records in self._derived_later:
+                    read.keys.extend(self._bad.of_records(records))
+                    if read.keys:
+                        self._derived.insert(0, (made, read))
+                del self._derived[MOST_DERIVED:]
+            self._derived_later = []
+
+    def turned_bad(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Tensor
+    ) -> None:
+        """An operation has made something bad, or handed it on."""
+        self._settle()
+        self._bad.add(func, args, kwargs, result)
 
     def other(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Any
     ) -> None:
-        """Something was bad before, and this operation has made no floating-point numbers."""
-        if not self._is_well_again():
+        """An operation has made no floating-point numbers, and something bad may be there."""
+        name = getattr(func, "__name__", "")
+        if name in READS or name in ASKS:
+            self._settle()
+        elif self.operations.awaits and type(result) is Tensor and result.dtype is not torch.bool:
+            self._derive_later(func, args, result)
+        if self._bad.are_any and not self._is_well_again():
             self.hands_on(func, args, result)
+
+    def _derive_later(self, func: Callable[..., Any], args: tuple[Any, ...], made: Tensor) -> None:
+        """Note integers that may come of bad numbers."""
+        with DisableTorchFunction():
+            records = self._late.among(args, self.operations.of)
+            tensors = [weakref.ref(x) for x in nodes.leaves(args) if isinstance(x, Tensor)]
+        if records:
+            read = Handed(func, tensors, [], self.operations.count)
+            self._derived_later.append((weakref.ref(made), read, records))
+            del self._derived_later[:-MOST_DERIVED]
+
+    def _is_well_again(self) -> bool:
+        if self._bad.are_well_again():
+            self._asked_at = 0
+            return True
+        return False
 
     def inside(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run an operation inside a transform of ``torch.func``."""
@@ -164,7 +214,7 @@ class Beside:
             with DisableTorchFunction():
                 self._transforms.look(func, args, kwargs or {}, result)
                 if self._transforms.has_bad:
-                    self._begin()
+                    self._bad.begin()
         except theirs() as error:  # a tensor may object to any question
             self.objected(error)
         return result
@@ -208,7 +258,7 @@ class Beside:
             return
         self.handed = found
         self._keep_numbers(result, found)
-        if name in READS and self._turned >= self._asked_at:
+        if name in READS and self._bad.times >= self._asked_at:
             self._reaches(args, self._script_read)
 
     def _keep_numbers(self, result: Any, read: Handed) -> None:
@@ -225,6 +275,7 @@ class Beside:
 
     def _bad_read(self, func: Callable[..., Any], values: Any) -> Handed | None:
         """The bad tensors among some arguments, and those that their integers come of."""
+        self._settle()
         references: list[weakref.ref[Tensor]] = []
         keys: list[Key] = []
         for each in nodes.leaves(values):
@@ -239,11 +290,11 @@ class Beside:
                 keys += of.keys
             elif (each.is_floating_point() or each.is_complex()) and is_bad(each):
                 references.append(weakref.ref(each))
-                if self._forward is not None:
-                    keys += self._bad_among([each])
+                if self._bad.are_any:
+                    keys += self._bad.among([each])
         if not references:
             return None
-        self._blanks = None
+        self._bad.matter()
         return Handed(func, references, keys, self.operations.count)
 
     def has_raised(
@@ -267,7 +318,7 @@ class Beside:
 
     def ends_of(self, tensors: list[Tensor], keys: list[Key]) -> tuple[Batch, list[Key]]:
         """Bad tensors that somebody has read, as values of the batch of what is bad."""
-        return self._begin(), keys or [self._key_of(each, "input[0]") for each in tensors]
+        return self._bad.batch, keys or [self._bad.key_of(each, "input[0]") for each in tensors]
 
     def apart(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward, and look at what it makes."""
@@ -279,8 +330,10 @@ class Beside:
             roots = [x for x in nodes.leaves(begin) if isinstance(x, Tensor)]
             given = nodes.leaves(args[2:3] or kwargs.get("grad_outputs"))
             gradient = next((x for x in given if isinstance(x, Tensor)), None)
-        if self.has_no_model and self._forward is not None:
-            self._reaches(roots, self._backward_begins)
+        if self.has_no_model:
+            self._settle()
+            if self._bad.are_any:
+                self._reaches(roots, self._backward_begins)
         result = func(*args, **kwargs)
         if self.has_no_model and self._repetitions and self._has_bad_gradient(result):
             self._repetitions -= 1
@@ -306,29 +359,44 @@ class Beside:
 
     def handed_on(self, values: Any) -> None:
         """A loss that is followed is about to read these arguments."""
-        if len(self._read_in_loss) < MOST_READ:
-            self._read_in_loss += self._bad_handed(values)
+        before = self._read_in_loss
+        if len(before.keys) + len(before.records) < MOST_READ:
+            now = self._bad_handed(values)
+            self._read_in_loss = Read(before.keys + now.keys, before.records + now.records)
 
-    def _bad_handed(self, values: Any) -> list[Key]:
-        """What is bad among arguments that matter now."""
-        if self._forward is None or self._is_well_again():
-            return []
-        found = self._bad_among(nodes.leaves(values))
+    def _bad_handed(self, values: Any) -> Read:
+        """What is bad among arguments that matter now, and what may be."""
+        records = self._late.among(values, self.operations.of)
+        if not self._bad.are_any or self._is_well_again():
+            return Read([], records)
+        found = self._bad.among(nodes.leaves(values))
         if found:
-            self._blanks = None
-        return found
+            self._bad.matter()
+        return Read(found, records)
 
     def loss_is_over(self) -> None:
         """What a loss has read before matters no more."""
-        self._read_in_loss = []
+        self._read_in_loss = Read()
 
     def take_read(self, *, by_loss: bool) -> tuple[Batch, list[Key]] | None:
         """What a model has read, or its loss, in the batch of what is bad; once."""
+        self._settle()
         if by_loss:
-            read, self._read_in_loss = self._read_in_loss, []
+            read, self._read_in_loss = self._read_in_loss, Read()
         else:
-            read, self._read = self._read, []
-        return (self._forward.batch, read) if self._forward is not None and read else None
+            read, self._read = self._read, Read()
+        if not self._bad.are_any:
+            return None
+        keys = read.keys + self._bad.of_records(read.records)
+        return (self._bad.batch, keys) if keys else None
+
+    def _keys_held(self) -> Iterator[list[Key]]:
+        """The lists of bad values that somebody has read."""
+        yield self._read.keys
+        yield self._read_in_loss.keys
+        handed = [of for _, of in (*self._derived, *self._numbers.values())]
+        for each in handed if self.handed is None else [*handed, self.handed]:
+            yield each.keys
 
     def leaves(self) -> list[Tensor]:
         """The leaves of autograd that the script has read."""
@@ -353,204 +421,10 @@ class Beside:
         """How many operations were looked at."""
         return self.operations.count + self._transforms.count
 
-    def _bad_among(self, values: Iterable[Any]) -> list[Key]:
-        """The values of the batch of what is bad that some tensors hold."""
-        assert self._forward is not None
-        live = self._forward.batch.live
-        found = []
-        with DisableTorchFunction():
-            for each in values:
-                if not isinstance(each, Tensor):
-                    continue
-                key = live.key_of(each)
-                if key is None and self._transforms.of(each) is not None and is_bad(each):
-                    key = self._key_of(each, "")
-                if key is not None:
-                    found.append(key)
-        return found
-
     def _reaches(self, values: Iterable[Any], matters: Matters) -> None:
         """Some of these tensors may be bad, and now that matters."""
-        assert self._forward is not None
-        if bad := self._bad_among(values):
-            self._blanks = None
-            self._asked_at = 2 * self._turned  # intended infinities may be read all the time
-            if self.has_no_model or not self._come_of_gradients(bad):
-                matters(self._forward.batch, bad)
-
-    def _come_of_gradients(self, keys: Iterable[Key]) -> bool:
-        """Whether all that led to some values is gradients, which the guard of a model judges."""
-        assert self._forward is not None
-        made = {}
-        for event in self._forward.batch.events:
-            if isinstance(event, UncapturedOperation):
-                made.update({key: event for _, key in event.outputs})
-        todo, seen = list(keys), set(keys)
-        while todo:
-            key = todo.pop()
-            read = [each for _, each in made[key].inputs] if key in made else []
-            if not read and key not in self._gradients:
-                return False
-            todo += [each for each in read if each not in seen]
-            seen.update(read)
-        return True
-
-    @torch.compiler.disable
-    def turned_bad(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Tensor
-    ) -> None:
-        """Look closer at an operation that made something bad, or handed it on."""
-        kwargs = kwargs or {}
-        batch = self._begin(func, result)
-        self._turned += 1
-        if len(batch.values) > self._most_values:
-            self._forget(batch)
-        with DisableTorchFunction():
-            record = self.operations.of(result)
-            if record is None:  # it was called by nobody's code
-                return
-            call = read_call(func, args, kwargs)
-            known = batch.live.key_of(call.first)
-            if known is not None and is_move(call, call.first, result):
-                batch.live.remember(result, known)
-                self._keys[id(record)] = record, known
-                return
-            inputs = []
-            for label, tensor in rows_read(call):
-                key = (
-                    self._key_before(result, record)
-                    if tensor is result
-                    else self._key_of(tensor, label)
-                )
-                if key is not None:
-                    inputs.append((label, key))
-            of_bad = any(not math.isfinite(batch.pairs[key.value][1]) for _, key in inputs)
-            if self._is_first_at(record, of_bad=of_bad):
-                key = batch.measure(result, Role.MADE, call.kind)
-                if not call.written:
-                    add_evidence(batch, call, func, result, [((), key)], MOST_LOOKS)
-            else:
-                key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
-                batch.live.remember(result, key)
-            self._keys[id(record)] = record, key
-            operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
-            batch.events.append(operation)
-
-    def _forget(self, batch: Batch) -> None:
-        """Forget what leads to no tensor that is bad and alive."""
-        alive = {
-            key for _, key in batch.live.alive() if not math.isfinite(batch.pairs[key.value][1])
-        }
-        handed = [of for _, of in (*self._derived, *self._numbers.values())]
-        handed += [] if self.handed is None else [self.handed]
-        renamed = keep_only(
-            batch,
-            alive | {*self._read, *self._read_in_loss, *(key for of in handed for key in of.keys)},
-        )
-        self._read = [renamed[key] for key in self._read]
-        self._read_in_loss = [renamed[key] for key in self._read_in_loss]
-        self._gradients = {renamed[key] for key in self._gradients if key in renamed}
-        for keys in {id(of.keys): of.keys for of in handed}.values():
-            keys[:] = [renamed[key] for key in keys]
-        self._keys = {
-            each: (record, renamed[key])
-            for each, (record, key) in self._keys.items()
-            if key in renamed
-        }
-        self._most_values = 2 * len(batch.values) + MOST_VALUES
-
-    def _begin(self, func: Callable[..., Any] = _nobody, made: Tensor | None = None) -> Batch:
-        """The batch of what is bad, which begins when something is.
-
-        Args:
-            func: what has made something bad.
-            made: what it has made.
-        """
-        if made is None or not is_blank(func):
-            self._blanks = None
-        elif self._forward is None:
-            self._blanks = Blanks()
-        if self._blanks is not None and made is not None:
-            self._blanks.add(made)
-        if self._forward is None:
-            batch, self.operations.has_bad = Batch(0), True
-            batch.holds_all = False
-            self._forward = ActiveForward(batch, {}, {}, None)
-        return self._forward.batch
-
-    def _is_well_again(self) -> bool:
-        """Whether nothing is bad any more: only memory without contents was, which is gone."""
-        if self._blanks is None or self._blanks.are_any():
-            return False
-        self._forward, self._blanks, self.operations.has_bad = None, None, False
-        self._most_values, self._turned, self._asked_at = MOST_VALUES, 0, 0
-        self._keys, self._times, self._gradients = {}, {}, set()
-        return True
-
-    def _record_of(self, tensor: Tensor) -> Record | None:
-        """The record of what a tensor holds, whoever has made it."""
-        return self.operations.of(tensor) or self._transforms.of(tensor)
-
-    def _is_first_at(self, record: Record, *, of_bad: bool) -> bool:
-        """Whether this is one of the first times that an operation turned bad at its place."""
-        place = record.code, record.last, of_bad
-        times = self._times[place] = self._times.get(place, 0) + 1
-        return times <= (OF_BAD if of_bad else CLOSELY)
-
-    def _key_before(self, written: Tensor, record: Record) -> Key | None:
-        """The value that a tensor held before the operation of a record wrote to it."""
-        assert self._forward is not None
-        before: Any = record.args[0] if record.args else None
-        if is_record(before):
-            return self._key_of_record(before)
-        return self._forward.batch.live.origin_of(written)
-
-    def _key_of(self, tensor: Tensor, label: str) -> Key:
-        """The value that a tensor holds in the batch of what is bad."""
-        assert self._forward is not None
-        batch = self._forward.batch
-        key = batch.live.key_of(tensor)
-        if key is None and (record := self._record_of(tensor)) is not None:
-            key = self._key_of_record(record)
-            batch.live.remember(tensor, key)
-        if key is None:
-            role, name = held_name(tensor) or (Role.INPUT, label)
-            key = batch.value_of(tensor, name, role)
-            if self._is_output(tensor):
-                batch.masks.add(key)
-            if role is Role.INPUT and self._is_gradient(tensor):
-                self._gradients.add(key)
-        return key
-
-    def _key_of_record(self, record: Record, depth: int = MOST_DEPTH) -> Key:
-        """The value of an operation that ran before; it and what led to it get into the batch.
-
-        Args:
-            record: of the operation.
-            depth: how many operations that led to it are gone back, one after the other.
-        """
-        assert self._forward is not None
-        if id(record) in self._keys:
-            return self._keys[id(record)][1]
-        batch = self._forward.batch
-        tensors: dict[int, Key] = {}
-
-        def stand_in(value: Any) -> Any:
-            if type(value) in (tuple, list):
-                return type(value)([stand_in(each) for each in value])
-            if not is_record(value) and value is not UNKNOWN:
-                return value
-            made = torch.empty(0, device="meta")
-            if is_record(value) and depth:
-                tensors[id(made)] = self._key_of_record(value, depth - 1)
-            return made
-
-        args = stand_in(record.args)
-        kwargs = {name: stand_in(each) for name, each in record.kwargs.items()}
-        call = read_call(record.func, args, kwargs)
-        read = rows_read(call)
-        inputs = [(label, tensors[id(x)]) for label, x in read if id(x) in tensors]
-        key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
-        self._keys[id(record)] = record, key
-        batch.events.append(operation_of(batch, call, place_of(record), inputs, [("output", key)]))
-        return key
+        if bad := self._bad.among(values):
+            self._bad.matter()
+            self._asked_at = 2 * self._bad.times  # intended infinities may be read all the time
+            if self.has_no_model or not self._bad.come_of_gradients(bad):
+                matters(self._bad.batch, bad)

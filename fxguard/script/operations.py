@@ -73,10 +73,22 @@ class Record(Protocol):
     # Its arguments, with a record or `UNKNOWN` in the place of each tensor.
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    pair: tuple[float, float]  # the smallest and the largest magnitude of what it made
+    later: Any  # has the pair once a device has told it; None where it is known
     depth: int  # how many led to it, one after the other, of those that are kept
     path: int | None  # which of several results this one is; None if it is the only one
     dtype: torch.dtype  # of what it made
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """The smallest and the largest magnitude of what it made."""
+
+
+class HasPair(Protocol):
+    """The numbers of a tensor that its device tells later."""
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """The smallest and the largest magnitude. The device is waited for."""
 
 
 class Operations(Protocol):
@@ -87,15 +99,17 @@ class Operations(Protocol):
     Attributes:
         pauses: whether nothing is looked at.
         has_bad: whether something was bad.
+        awaits: whether a device has yet to tell numbers.
         is_direct: whether what is called belongs to no loss.
         followed: of a loss: its tensors and its weights, by identity, and functions that read no
             number, so that C need not ask of each call; None: ask.
         count: of the operations that were noted.
-        unread: of those whose numbers cannot be read, such as those on a GPU.
+        unread: of those whose numbers cannot be read, such as those of sparse tensors.
     """
 
     pauses: bool
     has_bad: bool
+    awaits: bool
     is_direct: bool
     followed: tuple[dict[int, Any], list[Any], frozenset[Any]] | None
     __self__: Any  # the mode: torch wants a method of it
@@ -127,8 +141,18 @@ class Hooks(Protocol):
     def kind_of(self, code: CodeType) -> int:
         """Whose code it is: ``OF_SCRIPT``, ``INNER``, ``OF_GRAPH``."""
 
-    def pair_of(self, tensor: Tensor) -> tuple[float, float] | None:
+    def pair_of(self, tensor: Tensor) -> tuple[float, float] | HasPair | None:
         """The smallest and the largest magnitude of a tensor that C does not read."""
+
+    def waits(
+        self,
+        record: Record,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Any,
+        result: Tensor,
+    ) -> None:
+        """It has made something whose numbers a device tells later."""
 
     def turned_bad(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Tensor
@@ -138,7 +162,7 @@ class Hooks(Protocol):
     def other(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Any
     ) -> None:
-        """Something was bad before, and this one has made no floating-point numbers."""
+        """It has made no floating-point numbers, and something was bad before, or may have been."""
 
     def apart(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward."""
@@ -168,7 +192,7 @@ class PlainRecord:
     """A record in Python."""
 
     __slots__ = (
-        *("args", "code", "depth", "dtype", "func", "kwargs", "last", "pair", "path"),
+        *("_pair", "args", "code", "depth", "dtype", "func", "kwargs", "last", "later", "path"),
         *("reference", "version"),
     )
 
@@ -179,16 +203,25 @@ class PlainRecord:
         last: int,
         args: Any,
         kwargs: dict[str, Any],
-        pair: tuple[float, float],
+        pair: tuple[float, float] | HasPair,
         depth: int,
         path: int | None,
         result: Tensor,
     ) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
         self.code, self.last = code, last
-        self.pair, self.depth, self.path, self.dtype = pair, depth, path, result.dtype
+        known = isinstance(pair, tuple)
+        self._pair: Any = pair if known else None
+        self.later: Any = None if known else pair
+        self.depth, self.path, self.dtype = depth, path, result.dtype
         self.reference = weakref.ref(result)
         self.version = NO_VERSION if result.is_inference() else result._version
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """The smallest and the largest magnitude of what it made."""
+        found: tuple[float, float] = self._pair if self.later is None else self.later.pair
+        return found
 
 
 class PlainOperations:
@@ -196,7 +229,7 @@ class PlainOperations:
 
     def __init__(self, hooks: Hooks, leaves: Leaves) -> None:
         self._hooks, self._leaves = hooks, leaves
-        self.pauses = self.has_bad = self.is_direct = False
+        self.pauses = self.has_bad = self.awaits = self.is_direct = False
         self.followed: tuple[dict[int, Any], list[Any], frozenset[Any]] | None = None
         self.__self__: Any = None
         self.count = self.unread = 0
@@ -258,7 +291,7 @@ class PlainOperations:
         elif func is Tensor.__setitem__:
             if type(args[0]) is Tensor:
                 self._note(func, args, kwargs, args[0], None)
-        elif self.has_bad:
+        elif self.has_bad or self.awaits:
             self._hooks.other(func, args, kwargs, result)
 
     def _note(
@@ -271,10 +304,10 @@ class PlainOperations:
     ) -> None:
         """Note what an operation has made, or written to."""
         if not (result.is_floating_point() or result.is_complex()):
-            if self.has_bad and pair_of(result) is not None:
+            if self.has_bad or self.awaits:
                 self._hooks.other(func, args, kwargs, result)
             return
-        if (pair := pair_of(result)) is None:
+        if (pair := self._hooks.pair_of(result)) is None:
             self.unread += bool(result.numel()) and func_level() is None
             return
         if type(func) is GETTER and func not in VIEWS:
@@ -299,7 +332,9 @@ class PlainOperations:
             self._forget()
         if needs:
             note(made, args, kwargs, result, self._leaves)
-        if not math.isfinite(pair[1]):
+        if not isinstance(pair, tuple):
+            self._hooks.waits(made, func, args, kwargs, result)
+        elif not math.isfinite(pair[1]):
             self._hooks.turned_bad(func, args, kwargs, result)
 
     def _kind_of(self, code: CodeType) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fxguard.measure import native
-from fxguard.script import operations
+from fxguard.script import late, operations
 from support.command_line import status
 
 
@@ -60,13 +60,34 @@ def ends_as_ever(
     return run
 
 
-@pytest.fixture(params=["C", "Python"])
+DEVICE = "on a device"
+
+
+@pytest.fixture(params=["C", "Python", pytest.param(DEVICE, marks=pytest.mark.campaign)])
 def form_of_operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a script computes is looked at by the C extension, and without one."""
+    """What a script computes is looked at by the C extension, without one, and on a device."""
     form: str = request.param
-    if form == "Python":
+    if form == DEVICE:
+        request.getfixturevalue("numbers_come_late")
+    elif form == "Python":
         monkeypatch.setattr(native, "Operations", None)
         monkeypatch.setattr(operations, "PAIRS_IN_C", False)
     elif native.Operations is None:
         pytest.skip("the C extension is not built")
     return form
+
+
+@pytest.fixture
+def numbers_come_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The CPU is taken for a device that tells numbers later: of how many, each time it is asked."""
+    asked: list[int] = []
+    settle = late.LateOperations.settle
+
+    def settled(self: late.LateOperations) -> list[late.Late]:
+        asked.append(len(self._all))
+        return settle(self)
+
+    monkeypatch.setattr(late, "is_late", lambda tensor: not tensor.is_meta)
+    monkeypatch.setattr(late.LateOperations, "settle", settled)
+    monkeypatch.setattr(native, "Operations", None)  # which reads what is in memory by itself
+    return asked

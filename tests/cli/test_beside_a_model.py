@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fxguard.api.whole_script import WholeScript
-from fxguard.script.beside import MOST_VALUES, Beside
+from fxguard.script.bad_values import MOST_VALUES, BadValues
 
 pytestmark = pytest.mark.usefixtures("form_of_operations")
 
@@ -242,7 +242,7 @@ def test_an_intended_mask_is_judged_only_where_something_is_wrong(
     """A mask that is made for each step costs no judgment, and what led to it is let go."""
     judged, sizes = [], []
     report = WholeScript._report
-    turned = Beside.turned_bad
+    turned, turned_late = BadValues.add, BadValues.add_late
 
     def counted(self: Any, *args: Any) -> Any:
         judged.append(args)
@@ -250,10 +250,15 @@ def test_an_intended_mask_is_judged_only_where_something_is_wrong(
 
     def measured(self: Any, *args: Any) -> None:
         turned(self, *args)
-        sizes.append(len(self._forward.batch.values))
+        sizes.append(len(self.batch.values))
+
+    def measured_late(self: Any, *args: Any) -> None:
+        turned_late(self, *args)
+        sizes.append(len(self.batch.values))
 
     monkeypatch.setattr(WholeScript, "_report", counted)
-    monkeypatch.setattr(Beside, "turned_bad", measured)
+    monkeypatch.setattr(BadValues, "add", measured)
+    monkeypatch.setattr(BadValues, "add_late", measured_late)
     text = (
         "layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)\n"
         "for _ in range(400):\n"

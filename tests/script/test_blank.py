@@ -11,14 +11,14 @@ from support.programs import run_python
 START = "import torch\ntorch.use_deterministic_algorithms(True)\n"  # fills such memory with NaN
 
 COUNTS = """
-from fxguard.script.beside import Beside
+from fxguard.script.bad_values import BadValues
 
-begins = Beside._begin
+begins = BadValues._begin
 all_of = []
 def begin(self, *args):
     all_of.append(self)
     return begins(self, *args)
-Beside._begin = begin
+BadValues._begin = begin
 """
 
 TRAINS = """
@@ -31,7 +31,7 @@ for _ in range(3):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(len(all_of) > 0, all_of[0].operations.has_bad, all_of[0]._forward)
+print(len(all_of) > 0, all_of[0]._operations.has_bad, all_of[0]._forward)
 """
 
 READS = {

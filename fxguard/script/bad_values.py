@@ -1,0 +1,314 @@
+"""The values of a script that are not finite, with what led to them, in a batch of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.batch.active import ActiveForward
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import UncapturedOperation
+from fxguard.batch.forget import keep_only
+from fxguard.batch.keys import Key
+from fxguard.batch.observer import add_evidence, operation_of, rows_read
+from fxguard.graph.operations import is_move, read_call
+from fxguard.measure.at_hand import name_of_dtype, version_of
+from fxguard.records import Role
+from fxguard.script.because_of import is_bad
+from fxguard.script.blank import Blanks, is_blank
+from fxguard.script.late import Late
+from fxguard.script.operations import (
+    MOST_DEPTH,
+    UNKNOWN,
+    Operations,
+    Record,
+    is_record,
+    place_of,
+)
+from fxguard.script.transforms import Transforms
+from fxguard.source.held_tensors import held_name
+from fxguard.torch_names import DisableTorchFunction
+
+__all__ = ["BadValues"]
+
+CLOSELY = 32  # times that an operation at one place is looked at closely
+OF_BAD = 2  # the same if it was given what is bad
+MOST_LOOKS = 128
+MOST_VALUES = 256
+
+
+class BadValues:
+    """What is bad in one thread of a script.
+
+    Args:
+        operations: has the records of what was made.
+        transforms: has those of what ``torch.func`` has made.
+        is_output: whether a guarded model has returned a tensor.
+        is_gradient: whether it is the gradient of a weight that an optimizer steps.
+        needed: gives the lists of values that somebody waits to hear of. They are kept, and named
+            anew in their lists.
+
+    Attributes:
+        times: how often something was bad.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        transforms: Transforms,
+        is_output: Callable[[Tensor], bool],
+        is_gradient: Callable[[Tensor], bool],
+        needed: Callable[[], Iterable[list[Key]]],
+    ) -> None:
+        self._operations, self._transforms = operations, transforms
+        self._is_output, self._is_gradient, self._needed = is_output, is_gradient, needed
+        self._forward: ActiveForward | None = None  # None as long as nothing is bad
+        self._blanks: Blanks | None = None  # all that is bad, as long as they are
+        self._gradients: set[Key] = set()  # that were bad
+        self._most = MOST_VALUES  # in its batch, before those that are gone are forgotten
+        self._keys: dict[int, tuple[Record, Key]] = {}  # by id of the record
+        self._times: dict[Any, int] = {}  # by code and instruction
+        self.times = 0
+
+    @property
+    def are_any(self) -> bool:
+        """Whether something was bad."""
+        return self._forward is not None
+
+    @property
+    def batch(self) -> Batch:
+        """What led to them. It begins when it is first asked for."""
+        if self._forward is None:
+            batch, self._operations.has_bad = Batch(0), True
+            batch.holds_all = False
+            self._forward = ActiveForward(batch, {}, {}, None)
+        return self._forward.batch
+
+    def begin(self) -> None:
+        """Something is bad from now on, which no operation of the script has made."""
+        self._blanks = None
+        assert self.batch is not None
+
+    def matter(self) -> None:
+        """Somebody has read one: from now on, memory without contents is like any other."""
+        self._blanks = None
+
+    def are_well_again(self) -> bool:
+        """Whether nothing is bad any more: only memory without contents was, which is gone."""
+        if self._blanks is None or self._blanks.are_any():
+            return False
+        self._forward, self._blanks, self._operations.has_bad = None, None, False
+        self._most, self.times = MOST_VALUES, 0
+        self._keys, self._times, self._gradients = {}, {}, set()
+        return True
+
+    def among(self, values: Iterable[Any]) -> list[Key]:
+        """The values that some tensors hold."""
+        live, found = self.batch.live, []
+        with DisableTorchFunction():
+            for each in values:
+                if not isinstance(each, Tensor):
+                    continue
+                key = live.key_of(each)
+                if key is None and self._transforms.of(each) is not None and is_bad(each):
+                    key = self.key_of(each, "")
+                if key is not None:
+                    found.append(key)
+        return found
+
+    def of_records(self, records: Iterable[Record]) -> list[Key]:
+        """The values of some operations, as far as they are bad."""
+        bad = (each for each in records if not math.isfinite(each.pair[1]))
+        return [self._keys[id(each)][1] for each in bad if id(each) in self._keys]
+
+    def come_of_gradients(self, keys: Iterable[Key]) -> bool:
+        """Whether all that led to some values is gradients, which the guard of a model judges."""
+        made = {}
+        for event in self.batch.events:
+            if isinstance(event, UncapturedOperation):
+                made.update({key: event for _, key in event.outputs})
+        todo, seen = list(keys), set(keys)
+        while todo:
+            key = todo.pop()
+            read = [each for _, each in made[key].inputs] if key in made else []
+            if not read and key not in self._gradients:
+                return False
+            todo += [each for each in read if each not in seen]
+            seen.update(read)
+        return True
+
+    @torch.compiler.disable
+    def add(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Tensor
+    ) -> None:
+        """Look closer at an operation that made something bad, or handed it on."""
+        batch = self._begin(func, result)
+        with DisableTorchFunction():
+            record = self._operations.of(result)
+            if record is None:  # it was called by nobody's code
+                return
+            call = read_call(func, args, kwargs or {})
+            known = batch.live.key_of(call.first)
+            if known is not None and is_move(call, call.first, result):
+                batch.live.remember(result, known)
+                self._keys[id(record)] = record, known
+                return
+            inputs = []
+            for label, tensor in rows_read(call):
+                key = (
+                    self._key_before(result, record)
+                    if tensor is result
+                    else self.key_of(tensor, label)
+                )
+                if key is not None:
+                    inputs.append((label, key))
+            of_bad = any(not math.isfinite(batch.pairs[key.value][1]) for _, key in inputs)
+            if self._is_first_at(record, of_bad=of_bad):
+                key = batch.measure(result, Role.MADE, call.kind)
+                if not call.written:
+                    add_evidence(batch, call, func, result, [((), key)], MOST_LOOKS)
+            else:
+                key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
+                batch.live.remember(result, key)
+            self._keys[id(record)] = record, key
+            operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
+            batch.events.append(operation)
+
+    @torch.compiler.disable
+    def add_late(self, late: Late) -> None:
+        """The same of an operation whose numbers were known only later."""
+        record, tensor = late.record, late.tensor
+        if is_blank(record.func):
+            if tensor is None or version_of(tensor) != late.version:
+                return  # it was written, or is gone
+            self._begin(record.func, tensor)
+        batch = self._begin()
+        with DisableTorchFunction():
+            call = read_call(record.func, late.args, late.kwargs)
+            inputs = []
+            for label, read in rows_read(call):
+                if (known := late.record_of(read)) is not None:
+                    inputs.append((label, self._key_of_record(known)))
+                elif late.is_as_it_was(read):
+                    inputs.append((label, self.key_of(read, label)))
+            of_bad = any(not math.isfinite(batch.pairs[key.value][1]) for _, key in inputs)
+            made = None if call.written else late.as_it_was()
+            if made is not None and self._is_first_at(record, of_bad=of_bad):
+                key = batch.measure(made, Role.MADE, call.kind)
+                add_evidence(batch, call, record.func, made, [((), key)], MOST_LOOKS)
+            else:
+                key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
+            if tensor is not None and self._operations.of(tensor) is record:
+                batch.live.remember(tensor, key)
+            self._keys[id(record)] = record, key
+            operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
+            batch.events.append(operation)
+
+    def _begin(self, func: Callable[..., Any] | None = None, made: Tensor | None = None) -> Batch:
+        """The batch, in which something more is bad.
+
+        Args:
+            func: what has made it.
+            made: what it has made.
+        """
+        if func is None or made is None or not is_blank(func):
+            self._blanks = None
+        elif self._forward is None:
+            self._blanks = Blanks()
+        if self._blanks is not None and made is not None:
+            self._blanks.add(made)
+        self.times += 1
+        if len(self.batch.values) > self._most:
+            self._forget(self.batch)
+        return self.batch
+
+    def _forget(self, batch: Batch) -> None:
+        """Forget what leads to no tensor that is bad and alive."""
+        alive = {
+            key for _, key in batch.live.alive() if not math.isfinite(batch.pairs[key.value][1])
+        }
+        needed = {id(keys): keys for keys in self._needed()}
+        renamed = keep_only(batch, alive.union(*needed.values()))
+        for keys in needed.values():
+            keys[:] = [renamed[key] for key in keys]
+        self._gradients = {renamed[key] for key in self._gradients if key in renamed}
+        self._keys = {
+            each: (record, renamed[key])
+            for each, (record, key) in self._keys.items()
+            if key in renamed
+        }
+        self._most = 2 * len(batch.values) + MOST_VALUES
+
+    def _is_first_at(self, record: Record, *, of_bad: bool) -> bool:
+        """Whether this is one of the first times that an operation turned bad at its place."""
+        place = record.code, record.last, of_bad
+        times = self._times[place] = self._times.get(place, 0) + 1
+        return times <= (OF_BAD if of_bad else CLOSELY)
+
+    def _key_before(self, written: Tensor, record: Record) -> Key | None:
+        """The value that a tensor held before the operation of a record wrote to it."""
+        before: Any = record.args[0] if record.args else None
+        if is_record(before):
+            return self._key_of_record(before)
+        return self.batch.live.origin_of(written)
+
+    def key_of(self, tensor: Tensor, label: str) -> Key:
+        """The value that a tensor holds.
+
+        Args:
+            tensor: the tensor.
+            label: how it is called if it has no other name.
+        """
+        batch = self.batch
+        key = batch.live.key_of(tensor)
+        if key is None and (record := self._record_of(tensor)) is not None:
+            key = self._key_of_record(record)
+            batch.live.remember(tensor, key)
+        if key is None:
+            role, name = held_name(tensor) or (Role.INPUT, label)
+            key = batch.value_of(tensor, name, role)
+            if self._is_output(tensor):
+                batch.masks.add(key)
+            if role is Role.INPUT and self._is_gradient(tensor):
+                self._gradients.add(key)
+        return key
+
+    def _record_of(self, tensor: Tensor) -> Record | None:
+        """The record of what a tensor holds, whoever has made it."""
+        return self._operations.of(tensor) or self._transforms.of(tensor)
+
+    def _key_of_record(self, record: Record, depth: int = MOST_DEPTH) -> Key:
+        """The value of an operation that ran before; it and what led to it get into the batch.
+
+        Args:
+            record: of the operation.
+            depth: how many operations that led to it are gone back, one after the other.
+        """
+        if id(record) in self._keys:
+            return self._keys[id(record)][1]
+        batch = self.batch
+        tensors: dict[int, Key] = {}
+
+        def stand_in(value: Any) -> Any:
+            if type(value) in (tuple, list):
+                return type(value)([stand_in(each) for each in value])
+            if not is_record(value) and value is not UNKNOWN:
+                return value
+            made = torch.empty(0, device="meta")
+            if is_record(value) and depth:
+                tensors[id(made)] = self._key_of_record(value, depth - 1)
+            return made
+
+        args = stand_in(record.args)
+        kwargs = {name: stand_in(each) for name, each in record.kwargs.items()}
+        call = read_call(record.func, args, kwargs)
+        read = rows_read(call)
+        inputs = [(label, tensors[id(x)]) for label, x in read if id(x) in tensors]
+        key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
+        self._keys[id(record)] = record, key
+        batch.events.append(operation_of(batch, call, place_of(record), inputs, [("output", key)]))
+        return key
