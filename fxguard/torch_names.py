@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 # Modules that a compiler runs are no models of the script.
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import CompileContext
 
 # Its body is run as Python in a second run, as those of other higher-order operations are.
@@ -82,6 +83,7 @@ __all__ = [
     "forbid_saved_tensor_hooks",
     "func_level",
     "func_level_count",
+    "func_levels_left",
     "function_mode_at",
     "function_mode_count",
     "graph_task",
@@ -127,6 +129,8 @@ func_level_count = torch._C._functorch.get_dynamic_layer_stack_depth
 leave_func_levels = torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth
 is_of_func_level = torch._C._functorch.is_functorch_wrapped_tensor
 without_func_level = torch._C._functorch.get_unwrapped
+# fxguard's own tensors are written outside of all levels: in one, only what was made there may be.
+func_levels_left = temporarily_clear_interpreter_stack
 
 # Autograd.
 

@@ -257,7 +257,7 @@ class OutermostModules:
         if watched is not None:
             self._withheld.model_reads(args, kwargs)
             if self.script is not None:
-                self.script.model_reads(args, kwargs)
+                self.script.model_reads(target, args, kwargs)
             with self._lock:
                 if watched.calls == 0 and not watched.stays:
                     watched.guard.install()

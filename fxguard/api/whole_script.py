@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from fxguard.api.listening import guard_with_tools
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
+from fxguard.batch.lent_weights import lent_weights
 from fxguard.batch.loss import Loss
 from fxguard.capture.instances import instances_of
 from fxguard.errors import FxguardError
@@ -110,16 +111,17 @@ class WholeScript:
         self._noted = self._noted or self._kept
         self._beside.has_no_model, self._kept = False, None
 
-    def model_reads(self, args: Any, kwargs: Any) -> None:
+    def model_reads(self, model: Module, args: Any, kwargs: Any) -> None:
         """Called with the arguments of a model, before its call."""
-        self._beside.model_reads((args, kwargs))
+        self._beside.model_reads((args, kwargs, lent_weights(model)))
 
     def instead(self, report: Report) -> Report | None:
         """What made the bad numbers that a model or its loss was given, if that is reported."""
         if report.phase == "optimizer":
             return self._behind_rate(report)
         read = self._beside.take_read(by_loss=report.origins[0].frame.phase == "loss")
-        if read is None or report.phase not in ("data", "loss"):
+        is_given = report.phase in ("data", "loss") or report.origins[0].role is Role.WEIGHT
+        if read is None or not is_given:
             return None
         if report.origins[0].is_operation and not report.origins[0].read_infinity:
             return None

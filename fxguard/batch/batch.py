@@ -31,7 +31,7 @@ from fxguard.graph.evidence import Evidence
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, has_memory, may_wait_for
 from fxguard.measure.details import Detail, describe
-from fxguard.measure.func_levels import without_levels
+from fxguard.measure.func_levels import levels_left, without_levels
 from fxguard.plan.plan import Plan, Value
 from fxguard.records import NOT_MEASURED, Frame, Range, Role, RowRole
 from fxguard.source.held_tensors import held_name
@@ -304,7 +304,8 @@ class Batch:
     def given_was(self, key: Key, found: Range) -> None:
         """Note the range of a given tensor, once the numbers of the batch were read."""
         assert self.between is not None
-        self.between[key.value] = torch.tensor([found.abs_min, found.abs_max])
+        with levels_left():
+            self.between[key.value] = torch.tensor([found.abs_min, found.abs_max])
         self.values[key.value] = replace(self.values[key.value], slot=key.value, note="")
 
     def enter_module(self, name: str) -> None:

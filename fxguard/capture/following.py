@@ -28,6 +28,7 @@ from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.capture.tracebacks import hide_frames
 from fxguard.graph import nodes
+from fxguard.measure.func_levels import are_levels_open
 from fxguard.ranks.pipelines import stage_now
 from fxguard.torch_names import DisableTorchFunction, function_mode_count
 
@@ -51,6 +52,11 @@ class Beside(Protocol):
 
     def hands_on(self, func: Any, args: tuple[Any, ...], result: Any = None) -> None:
         """A loss was read by an operation that makes no floating-point number."""
+
+    def look_inside(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """An operation of a loss has run inside a transform of ``torch.func``."""
 
     def has_raised(
         self, error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
@@ -243,10 +249,17 @@ def follow_undisturbed(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dic
             if following is not None and following.beside is not None:
                 following.beside.handed_on((args, kwargs))
                 result = loss.observe(func, args, kwargs)
+                if are_levels_open():
+                    following.beside.look_inside(func, args, kwargs, result)
                 if not isinstance(result, Tensor) or not result.is_floating_point():
                     following.beside.hands_on(func, args, result)
                 return result
             return loss.observe(func, args, kwargs)
+        if following is not None:
+            return following.run_beside(func, args, kwargs)
+        return func(*args, **kwargs)
+    if are_levels_open():  # a transform's, such as that of a step inside another: no loss ends
+        following = _here.following
         if following is not None:
             return following.run_beside(func, args, kwargs)
         return func(*args, **kwargs)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -18,6 +20,7 @@ from fxguard.torch_names import (
     forbid_saved_tensor_hooks,
     func_level,
     func_level_count,
+    func_levels_left,
     is_of_func_level,
     leave_func_levels,
     why_saved_tensor_hooks_are_forbidden,
@@ -29,6 +32,7 @@ __all__ = [
     "LEAVES",
     "are_levels_open",
     "has_levels",
+    "levels_left",
     "levels_opened_by",
     "levels_restored",
     "without_levels",
@@ -63,6 +67,11 @@ def without_levels(value: Tensor) -> Tensor:
     while has_levels(value):
         value = without_func_level(value)
     return value
+
+
+def levels_left() -> AbstractContextManager[Any]:
+    """A block outside of all open regions, for tensors that were made there, or are to last."""
+    return func_levels_left() if are_levels_open() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

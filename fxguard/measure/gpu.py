@@ -24,6 +24,7 @@ from torch import Tensor
 from fxguard.forgiving import theirs
 from fxguard.measure import native
 from fxguard.measure.at_hand import flattened
+from fxguard.measure.func_levels import levels_left
 from fxguard.measure.launcher import Known, known_to_the_driver
 from fxguard.torch_names import cuda_device, cuda_is_capturing, cuda_stream
 
@@ -79,7 +80,7 @@ class Rows:
     """
 
     def __init__(self, device: torch.device, integer: torch.dtype) -> None:
-        with torch.inference_mode(False), torch.no_grad():
+        with levels_left(), torch.inference_mode(False), torch.no_grad():
             self.bits = torch.zeros((ROWS, 2), dtype=integer, device=device)
             self.bits[:, 0].fill_(LARGEST[integer])
             self.numbers = self.bits.view(NUMBERS[integer])

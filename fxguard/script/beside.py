@@ -210,6 +210,13 @@ class Beside:
             result = self._transforms.differentiate(func, args, kwargs or {})
         else:
             result = func(*args, **(kwargs or {}))
+        self.look_inside(func, args, kwargs, result)
+        return result
+
+    def look_inside(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Any
+    ) -> None:
+        """Look at what an operation has made inside a transform."""
         try:
             with DisableTorchFunction():
                 self._transforms.look(func, args, kwargs or {}, result)
@@ -217,7 +224,6 @@ class Beside:
                     self._bad.begin()
         except theirs() as error:  # a tensor may object to any question
             self.objected(error)
-        return result
 
     def raised(
         self, error: BaseException, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any

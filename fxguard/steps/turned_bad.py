@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch.nn import Module
 
 from fxguard.batch.late_writes import LateWrites
+from fxguard.batch.lent_weights import is_lent
 from fxguard.batch.weights import Snapshot, StandingTensors
 from fxguard.findings import Fix, Origin
 from fxguard.graph.nodes import class_name
@@ -35,6 +36,7 @@ BY_SCALE = (
     "only scaler.step(optimizer) would have skipped it"
 )
 IN_STEP = "look at what {}'s step, which calls the model, writes into these weights{}"
+LENT = "look at what computed it: this call was given it in place of the model's own weight"
 BY_STEP = "fix what the report of batch {} names: {} wrote it into these weights"
 
 
@@ -93,6 +95,8 @@ def with_last_good(
         name = _name_of(origin, held_as)
         if name not in turned:
             return origin
+        if is_lent(weights[name]):
+            return replace(origin, fixes=(Fix("advice", LENT),))
         by_hand = () if writes is None else writes.of_weight(weights[name])
         text = BY_STEP.format(*spoilt[name]) if name in spoilt else advice
         if text == NO_STEP and by_hand:

@@ -142,7 +142,7 @@ class Description:
         """The cause with this name as it is printed."""
         if blame.step is None:
             return ""
-        case = Case(name, self.opinion.evidence(blame), self.around(blame))
+        case = Case(name, self.opinion.deduced(blame), self.around(blame))
         return words_for(
             name, case.evidence, of_mask=case.reads_mask(), lost_eps=case.lost_number()
         )
@@ -281,7 +281,7 @@ class Description:
         around = self.around(blame)
         cause = self.opinion.cause(blame)
         nothing: tuple[Fix, ...] = ()
-        fixes = or_else(nothing, fixes_for, cause, self.opinion.evidence(blame), around)
+        fixes = or_else(nothing, fixes_for, cause, self.opinion.deduced(blame), around)
         if fixes and fixes[0].text.startswith(GREW):
             grown = growth_of(self.flow, blame, self.step.before)
             told = Fix("advice", f"look at {grown}: scale the inputs, or bound its argument")

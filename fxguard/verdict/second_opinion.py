@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fxguard.advice.causes import cause_of, cause_of_given
+from fxguard.advice.deduced import deduced
 from fxguard.advice.surroundings import Surroundings
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
@@ -19,7 +20,7 @@ from fxguard.graph.tables import ENTRIES
 from fxguard.graph.wide_form import NotJudged
 from fxguard.measure.details import Detail
 from fxguard.plan.blame import Blame
-from fxguard.records import Severity
+from fxguard.records import Range, Severity
 from fxguard.rerun.consequences import Replaced, if_other, if_repaired
 from fxguard.rerun.differences import Difference
 from fxguard.rerun.evidence import Look, evidence_in
@@ -87,6 +88,18 @@ class SecondOpinion:
         look = self.looks.get(blame)
         return None if look is None else look.evidence
 
+    def deduced(self, blame: Blame) -> Evidence | None:
+        """The same, or what magnitudes alone leave no doubt about."""
+        evidence = self.evidence(blame)
+        if evidence is not None or blame.step is None:
+            return evidence
+        step, dtype = self.flow.steps[blame.step], self.flow.values[blame.value].dtype
+        ranges = [self.flow.ranges[value] for value in step.inputs]
+        read = [(each.abs_min, each.abs_max) for each in ranges if isinstance(each, Range)]
+        if len(read) < len(ranges):
+            return None
+        return deduced(step.kind, dtype, is_nan=blame.severity is Severity.NAN, read=read)
+
     def operation(self, blame: Blame) -> OneOperation | None:
         """That operation with its operands, if they were seen."""
         look = self.looks.get(blame)
@@ -96,7 +109,7 @@ class SecondOpinion:
         """Why it made the bad value, as in :attr:`fxguard.findings.Origin.cause`."""
         if blame.step is None:
             return cause_of_given(self.flow.values[blame.value].role)
-        evidence = self.evidence(blame)
+        evidence = self.deduced(blame)
         if evidence is None:
             kind, is_nan = self.flow.steps[blame.step].kind, blame.severity is Severity.NAN
             return "data" if kind in ENTRIES and is_nan else "unknown"
