@@ -79,7 +79,7 @@ def form_of_operations(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def numbers_come_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The CPU is taken for a device that tells numbers later: of how many, each time it is asked."""
+    """The CPU is taken for a device that tells numbers later; how many it tells, each time."""
     asked: list[int] = []
     settle = late.LateOperations.settle
 

@@ -26,11 +26,11 @@ WRONG = {
         "    y = x - x.mean()\n"
         "    return y / y.std()\n"
         "print(vmap(f)(torch.ones(4, 3)).sum().item())\n",
-        "div made NaN (script.py:7)",
+        "div made NaN (script.py:7): 0 / 0",
     ),
     "a result that is only printed": (
         "def f(x):\n    return torch.log(x - x)\nprint(vmap(f)(torch.ones(4, 3)))\n",
-        "log made inf (script.py:6)",
+        "log made inf (script.py:6): log of zero",
     ),
     "other dimensions": (
         "def f(x):\n"
@@ -75,6 +75,37 @@ WRONG = {
     "what goes in": (
         "x = torch.zeros(3, 2)\nx = x / x.sum()\nprint(vmap(torch.sin)(x).sum().item())\n",
         "div made NaN (script.py:6): 0 / 0",
+    ),
+    "weights that a call is given": (
+        "net = nn.Linear(1, 1)\n"
+        "params = {k: v.detach().clone().requires_grad_() for k, v in net.named_parameters()}\n"
+        "def loss(p, x, y, mask):\n"
+        "    return ((functional_call(net, p, (x[:, None],))[:, 0] - y) ** 2 * mask).sum()\n"
+        "def task(p, x, y, mask):\n"
+        "    mean = (y * mask).sum() / mask.sum()\n"
+        "    var = (mask * (y - mean) ** 2).sum() / (mask.sum() - 1)\n"
+        "    y = (y - mean) / (var + 1e-6).sqrt()\n"
+        "    for _ in range(2):\n"
+        "        g = grad(loss)(p, x, y, mask)\n"
+        "        p = {k: v - 0.1 * g[k] for k, v in p.items()}\n"
+        "    return loss(p, x, y, mask)\n"
+        "masks = torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 0]])\n"
+        "for step in range(3):\n"
+        "    x = torch.randn(1, 3)\n"
+        "    mask = masks[step : step + 1]\n"
+        "    batched = vmap(task, in_dims=(None, 0, 0, 0))(params, x, x.sin(), mask).mean()\n"
+        "    batched.backward()\n"
+        "    print(batched.item())\n",
+        "div made NaN (script.py:11): 0 / 0",
+    ),
+    "weights of a step of one's own": (
+        "net = nn.Linear(2, 1)\n"
+        "params = {k: v.detach() for k, v in net.named_parameters()}\n"
+        "for step in range(3):\n"
+        "    rate = torch.tensor(0.0) / step if step != 1 else torch.tensor(0.1)\n"
+        "    params = {k: v - rate * v for k, v in params.items()}\n"
+        "    print(functional_call(net, params, (torch.ones(3, 2),)).sum().item())\n",
+        "div made NaN (script.py:8): 0 / 0",
     ),
 }
 

@@ -368,3 +368,65 @@ def test_c_asks_python_of_what_may_belong_to_a_loss(form: str) -> None:
     assert asked[-1] is torch.add
     with pytest.raises(TypeError):
         mode.all.followed = ({}, [])
+
+
+class TellsLater(Heard):
+    """Numbers of tensors that are not in memory come later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Any] = []
+        self.pair_of = lambda tensor: Later() if tensor.is_meta else pair_of(tensor)  # type: ignore
+
+    def waits(self, record: Any, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
+        self.waiting.append((record, func, len(args), kwargs, type(result)))
+
+
+class Later:
+    """As `LatePair`."""
+
+    pair = (1.0, 2.0)
+
+
+def test_numbers_that_come_later() -> None:
+    """A record has them once somebody asks; what made no numbers is told as long as some wait."""
+    heard = TellsLater()
+    mode = Mode(heard)
+    with mode:
+        x = torch.ones(2, device="meta")
+        y = torch.add(x, 1, alpha=2)
+        parts = y.split(1)
+        assert not heard.others
+        mode.all.awaits = True
+        y.argmax()
+        torch.ones(2).sum().item()
+    assert [func for _, func, *_ in heard.waiting][:2] == [torch.ones, torch.add]
+    assert heard.waiting[1][2:] == (2, {"alpha": 2}, Tensor)
+    record = mode.all.of(y)
+    assert record is heard.waiting[1][0]
+    assert isinstance(record.later, Later)
+    assert record.pair == (1.0, 2.0)
+    assert [mode.all.of(part).path for part in parts] == [0, 1]  # type: ignore[union-attr]
+    assert {getattr(func, "__name__", "") for func in heard.others} >= {"argmax", "item"}
+    assert mode.all.unread == 0
+    there = torch.ones(2)
+    with mode:
+        known = there * 2
+    record = mode.all.of(known)
+    assert record is not None
+    assert record.later is None
+    assert record.pair == (2.0, 2.0)
+
+
+def test_what_waits_keeps_no_tensor(form: str) -> None:
+    """Neither the record nor what has its numbers."""
+    mode = Mode(TellsLater())
+    mode.all.__self__ = None
+    for _ in range(50):
+        y = mode.all.run(torch.add, (torch.ones(3, device="meta"), 1), {})
+    later = weakref.ref(mode.all.of(y).later)  # type: ignore[union-attr]
+    gone = weakref.ref(y)
+    del y
+    gc.collect()
+    assert gone() is None
+    assert later() is not None
