@@ -119,8 +119,10 @@ class Origin:
     autocast: tuple[Row, ...] = ()  # what autocast cast to `dtype`, which cannot hold it
     follows: bool = False  # made from a bad value of another origin
     climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way to the origin
-    spread: tuple[str, ...] = ()  # the first operations that the bad value reached, by title
-    spread_count: int = 0  # how many it reached in all
+    # The first operations that the bad value reached, by title; for an optimizer's step, the other
+    # weights that it made bad.
+    spread: tuple[str, ...] = ()
+    spread_count: int = 0  # how many there are in all
     reached_output: bool = False  # whether it is in what the guarded module returned
     # That module, if it is not the model: "criterion", "CrossEntropyLoss". "" for the model.
     returned_by: str = ""

@@ -243,7 +243,9 @@ def _origin_lines(origin: Origin, more: str = "") -> Iterator[str]:
         more_names = origin.spread_count - len(origin.spread)
         names = ", ".join(origin.spread) + (f" and {more_names} more" if more_names > 0 else "")
         end = f"; {origin.returned_by or 'the model'} returned it" if origin.reached_output else ""
-        yield f"  it spread to {names}{end}"
+        # A step makes each weight by itself.
+        how = "likewise bad:" if origin.phase == "optimizer" else "it spread to"
+        yield f"  {how} {names}{end}"
     if origin.is_operation:
         yield from _read_lines(origin)
 

@@ -22,6 +22,7 @@ from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.operations import Call, is_collective, is_custom, name_of, read_call
 from fxguard.graph.tables import NOT_OPERATIONS
 from fxguard.graph.wide_form import NotJudged, is_float
+from fxguard.measure.at_hand import dtype_of
 from fxguard.source.lines import Place, calling_line
 from fxguard.steps._variances import Differences
 
@@ -31,6 +32,18 @@ MOST_LOOKS = 64  # at operations that made something bad out of good numbers
 FOREACH = "_foreach_"
 NORM = "norm"
 NORMS = frozenset({NORM, "vector_norm", "linalg_vector_norm", "linalg_norm", "_foreach_norm"})
+
+
+BOUNDS = frozenset({"add", "clamp", "clamp_min"})  # they take a number that keeps a divisor from 0
+KEEP_ZERO = frozenset({"sqrt", "mul", "div", "to", "type", "float", "half"})
+
+
+@dataclass(frozen=True, slots=True)
+class LostEps:
+    """A number that was added to a tensor, or bounds it, and that is 0 in the tensor's dtype."""
+
+    number: float
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,7 @@ class FirstBad:
     # Whether it takes the root of a difference that looks like a variance: `sq - mean ** 2`.
     is_of_variance: bool = False
     number: float | None = None  # a Python number among its arguments that is not finite
+    lost_eps: LostEps | None = None  # in its divisor
 
 
 class Looks(TorchFunctionMode):
@@ -66,6 +80,7 @@ class Looks(TorchFunctionMode):
         self._bad: dict[int, FirstBad] = {}  # by memory
         self._number: FirstBad | None = None  # behind the last bad number that was read
         self._made_by: dict[int, str] = {}
+        self._lost_eps: dict[int, LostEps] = {}  # by id of a tensor
         self._differences = Differences()
         self._looks = 0
         for each in copies:
@@ -146,6 +161,12 @@ class Looks(TorchFunctionMode):
         given = [x for x in nodes.leaves((args, kwargs)) if isinstance(x, Tensor)]
         numbers = [x for x in args if not isinstance(x, Tensor)]
         self._differences.note(kind.removeprefix(FOREACH), given, numbers, kwargs, made)
+        name = kind.removeprefix(FOREACH).removesuffix("_")
+        before = self._lost_eps.get(id(given[0])) if given else None
+        lost = _lost_eps(name, args, kwargs, made) or (before if name in KEEP_ZERO else None)
+        self._lost_eps.pop(id(made), None)
+        if lost is not None:
+            self._lost_eps[id(made)] = lost
 
     def _maker(self, kind: str, given: list[Tensor], made: Tensor) -> str:
         """The operation that made a tensor; a norm that is only bounded or scaled stays one."""
@@ -168,7 +189,8 @@ class Looks(TorchFunctionMode):
         else:
             operation = OneOperation(call.kind, func, args, kwargs)
         made_by = tuple(self._made_by.get(id(x), "") for x in operation.tensors)
-        found = replace(found, made_by=made_by)
+        lost = [self._lost_eps.get(id(x)) for x in operation.tensors[-1:]]  # the divisor
+        found = replace(found, made_by=made_by, lost_eps=next(iter(lost), None))
         with where_theirs_may_raise():  # then only its name is known
             return replace(found, evidence=operation.evidence())
         return found
@@ -187,6 +209,17 @@ class Looks(TorchFunctionMode):
 def _at(args: Any, index: int) -> tuple[Any, ...]:
     """The arguments of one of the operations that a ``_foreach`` function stands for."""
     return tuple(x[index] if isinstance(x, (list, tuple)) else x for x in args)
+
+
+def _lost_eps(kind: str, args: Any, kwargs: Mapping[str, Any], made: Tensor) -> LostEps | None:
+    """The number that an operation adds, or bounds by, if its dtype rounds it to 0."""
+    if kind not in BOUNDS or not is_float(made):
+        return None
+    number = kwargs.get("min", kwargs.get("other", args[1] if len(args) > 1 else None))
+    if not isinstance(number, float) or not math.isfinite(number) or number == 0:
+        return None
+    is_lost = float(torch.tensor(number, dtype=made.dtype)) == 0
+    return LostEps(number, dtype_of(made)) if is_lost else None
 
 
 def _written(call: Call, kind: str, args: Any) -> list[Tensor]:

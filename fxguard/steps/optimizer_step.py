@@ -18,7 +18,7 @@ from fxguard.findings import Fix, Origin
 from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
 from fxguard.measure.at_hand import dtype_of, own_arithmetic
-from fxguard.measure.details import describe
+from fxguard.measure.details import Detail, describe
 from fxguard.records import Frame, Severity, Source
 from fxguard.source.lines import source_at
 from fxguard.steps.first_bad import FirstBad
@@ -110,8 +110,7 @@ def _explained(origin: Origin, spoilt: Spoilt) -> Origin:
     bad = spoilt.weights[0]
     with own_arithmetic():
         detail = describe(bad.weight)
-        index = detail.first_index
-        assert index is not None
+        index = _first_of_problem(bad.weight, detail)
         states = {
             key: float(value[index])
             for key, value in bad.state.items()
@@ -156,6 +155,14 @@ def _explained(origin: Origin, spoilt: Spoilt) -> Origin:
         operands=found.text,
         fixes=found.fixes,
     )
+
+
+def _first_of_problem(weight: Tensor, detail: Detail) -> tuple[int, ...]:
+    """The first NaN of a weight; its first infinity if it holds none."""
+    assert detail.first_index is not None
+    if not detail.nan_count:
+        return detail.first_index
+    return tuple(map(int, torch.isnan(weight.detach()).nonzero()[0]))
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, float]:

@@ -244,10 +244,13 @@ def _inside(case: StepCase) -> StepFinding | None:
     if cause == "overflow" and any(abs(x.low) == case.lr for x in evidence.operands if not x.dtype):
         fixes = _advice(f"a smaller learning rate: it is {case.lr:g}")
     problem = "NaN" if math.isnan(evidence.number) else f"{evidence.number:g}"
-    made = f"{plain(found.kind)} made the first {problem} of this step"
-    return StepFinding(
-        f"{made}: {operands_text(evidence)}", cause, fixes, words_for(cause, evidence), found.place
-    )
+    text = f"{plain(found.kind)} made the first {problem} of this step: {operands_text(evidence)}"
+    lost = found.lost_eps
+    if cause == "zero divisor" and lost is not None:
+        text += f"; eps {lost.number:g} is 0 in {lost.dtype}"
+        held = f", or take an eps that {lost.dtype} holds (1e-4)" if lost.dtype == "float16" else ""
+        fixes = _advice(f"keep the optimizer's state and this division in float32{held}")
+    return StepFinding(text, cause, fixes, words_for(cause, evidence), found.place)
 
 
 def _state(case: StepCase) -> StepFinding | None:
@@ -293,7 +296,10 @@ def _eps(case: StepCase) -> StepFinding | None:
     )
     larger = "an eps above 0"
     if case.dtype == "float16":
-        larger = "eps=1e-4, or weights in float32 that autocast casts for the forward"
+        larger = (
+            "eps=1e-4, or keep the weights in float32 (with torch.autocast the forward is in "
+            "float16 all the same)"
+        )
     return StepFinding(text, "zero divisor", _advice(larger))
 
 

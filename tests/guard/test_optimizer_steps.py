@@ -73,6 +73,42 @@ def test_an_eps_that_the_dtype_does_not_hold(make: Make) -> None:
     assert (labels[0], labels[-1]) == ("grad", "output")
 
 
+def test_the_element_that_is_shown_is_of_the_kind_that_the_headline_names() -> None:
+    """-0.1 / 0 comes first, and the weight is said to be NaN: that is 0 / 0, at another index."""
+    weight = nn.Parameter(torch.ones(4, dtype=torch.float16))
+
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * x
+
+    model = Gate()
+    optimizer = torch.optim.Adam(model.parameters())
+    with fxguard.watch(model):
+        (model(torch.tensor([1e-4, 1e-4, 0.0, 1.0], dtype=torch.float16))).sum().backward()
+        with pytest.raises(fxguard.NonFiniteError) as raised:
+            optimizer.step()
+    (origin,) = raised.value.report.origins
+    assert weight.isnan().tolist() == [False, False, True, False]
+    assert raised.value.report.message.endswith(" NaN")
+    assert origin.operands.startswith("at [2]: ")
+    assert origin.operands.endswith("gradient 0")
+    assert "output: 1 NaN, 0 +inf, 2 -inf of 4 elements" in str(raised.value)
+
+
+def test_weights_that_one_step_made_bad_have_not_spread() -> None:
+    """Each was made by itself, and the dtype of the forward is not guessed."""
+    report = report_of(torch.optim.Adam, faint)
+    assert report.origins[0].spread
+    text = str(report).partition("Detected")[0]
+    assert "  likewise bad: weight 0.bias, weight 2.weight" in text
+    assert "spread" not in text
+    assert "that autocast casts" not in text
+
+
 def test_a_learning_rate_that_throws_weights_over_the_limit() -> None:
     """The gradient was finite, and their product is not."""
     report = report_of(lambda weights: torch.optim.SGD(weights, 6e4), steep)

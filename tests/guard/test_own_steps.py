@@ -160,6 +160,65 @@ def test_the_operation_inside_the_step_is_named(kind: type[torch.optim.Optimizer
     assert fix in str(report.fix)
 
 
+class Half(Own):
+    """Moments in float16, which does not hold the eps."""
+
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        m, v = g.half(), (g * g).half()
+        w.add_(self.ratio(m, v, group["eps"]).to(w.dtype), alpha=-group["lr"])
+
+    @staticmethod
+    def ratio(m: Tensor, v: Tensor, eps: float) -> Tensor:
+        return m / v.sqrt().add_(eps)
+
+
+class HalfBelowRoot(Half):
+    @staticmethod
+    def ratio(m: Tensor, v: Tensor, eps: float) -> Tensor:
+        return m * torch.rsqrt(eps + v)
+
+
+class HalfBounded(Half):
+    @staticmethod
+    def ratio(m: Tensor, v: Tensor, eps: float) -> Tensor:
+        return m / (2 * v.sqrt().clamp(min=eps))
+
+
+class HalfForeach(Half):
+    @staticmethod
+    def ratio(m: Tensor, v: Tensor, eps: float) -> Tensor:
+        denominators = torch._foreach_sqrt([v])
+        torch._foreach_add_(denominators, eps)
+        return torch._foreach_div([m], denominators)[0]
+
+
+@pytest.mark.parametrize("kind", [Half, HalfBelowRoot, HalfBounded, HalfForeach])
+def test_an_eps_that_the_moments_do_not_hold(kind: Any) -> None:
+    """One is there: the advice is not to add one. With one that float16 holds the step is good."""
+    model, report = stepped(lambda weights: kind(weights, eps=1e-8), nothing)
+    assert report is not None
+    [origin] = report.origins
+    assert origin.operands.endswith("; eps 1e-08 is 0 in float16")
+    assert report.fix == (
+        "keep the optimizer's state and this division in float32, or take an eps that float16 "
+        "holds (1e-4) (advice)"
+    )
+    model, report = stepped(lambda weights: kind(weights, eps=1e-4), nothing)
+    assert report is None
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+
+
+def test_an_eps_of_another_tensor_is_not_the_divisors() -> None:
+    class Other(Half):
+        @staticmethod
+        def ratio(m: Tensor, v: Tensor, eps: float) -> Tensor:
+            return (m + eps) / v.sqrt()
+
+    report = stepped(lambda weights: Other(weights, eps=1e-8), nothing)[1]
+    assert report is not None
+    assert "eps" not in report.origins[0].operands
+
+
 VARIANCES: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda sq, mean: (sq - mean**2).sqrt(),
     lambda sq, mean: (sq - mean * mean).rsqrt(),
