@@ -214,9 +214,22 @@ def is_logged(case: Case) -> bool:
         return False
     steps = case.around.read_by
     for _ in range(2):
-        summed = [s for s in steps if plain(s.kind) in ("add", "div", "mean", "sum")]
+        summed = [
+            step
+            for step in steps
+            if plain(step.kind) in ("div", "mean", "sum")
+            or (plain(step.kind) == "add" and _adds_exponentials_alone(case, step))
+        ]
         steps = [*steps, *case.around.ahead_all(summed)]
     return not names_of(steps).isdisjoint(_LOGS)
+
+
+def _adds_exponentials_alone(case: Case, step: Step) -> bool:
+    """Whether all tensors that an addition reads are exponentials, or made of them."""
+    made = {case.around.made, *_computed_again(case)}
+    return all(
+        term in made or _is(case, term, "exp") or _is(case, term, "sum") for term in step.inputs
+    )
 
 
 def is_logged_by(log: str, of: str) -> Callable[[Case], bool]:

@@ -291,3 +291,13 @@ def test_a_gradient_that_a_script_asks_for(run_here: RunHere, call: str) -> None
     )
     assert found == 3
     assert err.splitlines()[0].startswith("backward of sqrt made inf (script.py:5)")
+
+
+def test_a_sum_that_is_logged_may_be_of_others(run_here: RunHere) -> None:
+    """Then no logsumexp is the same."""
+    head = HEAD + "w = torch.full((2,), 99.0, requires_grad=True)\np = torch.ones(2)\n"
+    of_others = run_here(head + "loss = torch.log(p + w.exp()).sum()\nloss.backward()\n").err
+    assert "exp made inf (script.py:5): overflow" in of_others
+    assert "logsumexp" not in of_others
+    alone = run_here(head + "loss = torch.log(w.exp().sum())\nloss.backward()\n").err
+    assert "logsumexp" in alone
