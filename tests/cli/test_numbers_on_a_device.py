@@ -138,7 +138,11 @@ def test_nothing_large_is_kept(
     assert "div made NaN (script.py:14)" in ran.err, ran.err
 
 
-@pytest.mark.parametrize("what", WRONG)
+# There an assertion of the device ends all that could be asked of it, and NaN is another integer.
+OF_MEMORY = ("what raised", "an index")
+
+
+@pytest.mark.parametrize("what", [each for each in WRONG if each not in OF_MEMORY])
 def test_on_the_device(what: str, run_here: RunHere, device: torch.device) -> None:
     """On a GPU, where there is one: the same verdicts."""
     text, lines = WRONG[what]
