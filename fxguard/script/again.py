@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fxguard.graph.operations import read_call
-from fxguard.measure.native import abs_min_max
+from fxguard.measure.eager import abs_min_max, waited_for
 from fxguard.script.noted import Noted, flat, noted_at
 from fxguard.script.operations import UNKNOWN, Record, is_record, place_of
 from fxguard.source.lines import as_if_called_at
@@ -113,7 +113,7 @@ class Repetition:
             result = result[record.path]
         elif result is None:
             result = args[0]
-        if abs_min_max(result) != record.pair:
+        if waited_for(abs_min_max(result)) != record.pair:
             raise NotRepeated  # such as random numbers
         return result  # type: ignore[no-any-return]
 
