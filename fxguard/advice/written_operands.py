@@ -16,6 +16,7 @@ from fxguard.source.named import (
     operand_text,
     operand_texts,
     variables_in,
+    without_parentheses,
 )
 
 __all__ = ["free_letter", "operand_in", "titled", "without_parentheses", "written_operand"]
@@ -24,12 +25,6 @@ __all__ = ["free_letter", "operand_in", "titled", "without_parentheses", "writte
 def titled(step: Step) -> str:
     """``relu (model.py:25)``."""
     return plain(step.kind) + (f" ({step.source.place})" if step.source else "")
-
-
-def without_parentheses(text: str) -> str:
-    """Without the parentheses that only a method needs."""
-    is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
-    return text[1:-1] if is_whole else text
 
 
 def free_letter(step: Step, letter: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from fxguard.source.syntax import tree_of
 
 __all__ = [
+    "SIGNS",
+    "argument_text",
     "called_name",
     "factor_text",
     "first_argument",
@@ -19,6 +21,7 @@ __all__ = [
     "unbounded",
     "variable_in",
     "variables_in",
+    "without_parentheses",
 ]
 
 LONGEST = 30  # characters
@@ -32,6 +35,14 @@ OPERATORS: dict[str, tuple[type[ast.operator] | None, int]] = {
     "pow": (ast.Pow, 0),
     "remainder": (ast.Mod, 1),
     "xlogy": (None, 1),
+}
+SIGNS: dict[str, type[ast.operator]] = {
+    "add": ast.Add,
+    "div": ast.Div,
+    "matmul": ast.MatMult,
+    "mul": ast.Mult,
+    "pow": ast.Pow,
+    "sub": ast.Sub,
 }
 MODULES = ("F", "math", "nn", "torch")  # as programs call them
 NOT_OF_TENSORS = ("math", "cmath", "np", "numpy")
@@ -80,6 +91,25 @@ def other_text(code: str, name: str) -> str:
     """
     sign, position = OPERATORS.get(name, (None, 0))
     return _only_text(_operands(code, name, sign, 0 if position else 1), with_numbers=True)
+
+
+def argument_text(code: str, name: str, position: int) -> str:
+    """The operand at a position of an operation of a line; "" if that is not certain.
+
+    Example:
+        >>> argument_text("z = (target - mu) / sigma", "sub", 0)
+        'target'
+        >>> argument_text("y = torch.where(seen, nll, 0.0)", "where", 0)
+        'seen'
+    """
+    sign = SIGNS.get(name)
+    return without_parentheses(_only_text(_operands(code, name, sign, position)))
+
+
+def without_parentheses(text: str) -> str:
+    """Without the parentheses that only a method needs."""
+    is_whole = text.startswith("(") and text.endswith(")") and tree_of(text[1:-1]) is not None
+    return text[1:-1] if is_whole else text
 
 
 def _only_text(nodes: Iterator[ast.expr], *, with_numbers: bool = False) -> str:

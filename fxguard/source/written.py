@@ -6,18 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from fxguard.source.named import SIGNS
 from fxguard.source.syntax import tree_of
 
 __all__ = ["operand_in"]
 
-SIGNS: dict[str, type[ast.operator]] = {
-    "add": ast.Add,
-    "div": ast.Div,
-    "matmul": ast.MatMult,
-    "mul": ast.Mult,
-    "pow": ast.Pow,
-    "sub": ast.Sub,
-}
 LONGEST = 60  # characters
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fxguard.advice.case import Case
 from fxguard.advice.causes import cause_of
-from fxguard.advice.fixes import fixes_for
+from fxguard.advice.fixes import MOST_FIXES, fixes_for
 from fxguard.advice.operands import gradient_text, operands_text
 from fxguard.advice.signs import is_chosen_after
 from fxguard.advice.surroundings import Surroundings
@@ -24,10 +24,12 @@ from fxguard.plan.blame import Blame
 from fxguard.records import BACKWARD, GRADIENT, Frame, Role, Row, Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
 from fxguard.rerun.backward_flow import SUM, BackwardFlow
+from fxguard.rerun.bad_forward import HiddenAfter
 from fxguard.rerun.edges import BackwardOf
 from fxguard.source.lines import source_of_trace
 from fxguard.verdict.backward import cause_of_backward, is_of_small_operand
 from fxguard.verdict.explain import Beyond, climb_to, with_counts
+from fxguard.verdict.hidden_numbers import MASKS, fix_of_hidden, hidden_of
 from fxguard.verdict.loss_scale import fix_of_factor
 from fxguard.verdict.origins import Verdict
 
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 MOST_NAMES = 3  # of leaves
+REPAIRS_MORE = "reads it, too"  # in a fix that helps another operation as well
 
 # The operands of an origin whose numbers are not those of the model's backward.
 DRAWN_ANEW = "no cause: in a second run the backward of {} has other random numbers"
@@ -123,6 +126,8 @@ class Description:
             factor: of :func:`~fxguard.verdict.loss_scale.factor_to_blame`.
         """
         assert blame.step is not None
+        nothing_hidden: HiddenAfter | None = None
+        no_fix: Fix | None = None
         reached = self.reached(blame)
         found = self.backward.edge_of(blame)
         if found is None:
@@ -151,6 +156,13 @@ class Description:
             return replace(origin, operands=origin.operands + read)
         cause = or_else("unknown", cause_of_backward, seen)
         fixes = _fixes(self.backward, seen.made_by or operation, cause, seen)
+        hidden = or_else(nothing_hidden, hidden_of, self.backward, operation, seen)
+        words = or_else("", _words, cause, seen)
+        if hidden is not None and cause != "masked row":
+            is_by_mask = plain(hidden.hides_call.kind).rstrip("_") in MASKS
+            of_hidden = or_else(no_fix, fix_of_hidden, hidden)
+            fixes = _with_hidden(fixes, of_hidden, is_by_mask=is_by_mask)
+            words = words or f"{hidden.bad.text} in the forward, hidden only after it"
         if factor > 1:
             is_scale = self.scale is None
             cause = "loss scale" if is_scale else cause
@@ -158,7 +170,7 @@ class Description:
         return replace(
             origin,
             cause=cause,
-            cause_in_words=or_else("", _words, cause, seen),
+            cause_in_words=words,
             needed=seen.gradient.needed if blame.severity is Severity.INF else None,
             fixes=fixes,
         )
@@ -274,6 +286,16 @@ def _fixes(
     if is_of_small_operand(cause, seen):
         cause = "underflow"
     return or_else(nothing, fixes_for, cause, seen.forward or seen.gradient, around)
+
+
+def _with_hidden(
+    fixes: tuple[Fix, ...], of_hidden: Fix | None, *, is_by_mask: bool
+) -> tuple[Fix, ...]:
+    """What to do about what a mask hides too late comes first, but for what repairs more."""
+    if of_hidden is None or any(each.kind == "exact" for each in fixes):
+        return fixes
+    kept = 1 if fixes and (REPAIRS_MORE in fixes[0].text or not is_by_mask) else 0
+    return (*fixes[:kept], of_hidden, *fixes[kept:])[:MOST_FIXES]
 
 
 def origin_of_function(function: KeptFunction, leaves: Sequence[BadLeaf]) -> Origin | None:

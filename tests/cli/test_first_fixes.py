@@ -394,7 +394,49 @@ WRITTEN = {
         "act.clamp(-1 + 5e-07, 1 - 5e-07)",
     ),
 }
+HIDDEN = {
+    "a likelihood of missing targets": (
+        "net = torch.nn.Linear(3, 2)\nx, target = torch.randn(6, 3), torch.randn(6)\n"
+        "target[2] = math.nan\nmu, raw = net(x).unbind(1)\nsigma = F.softplus(raw) + 0.1\n"
+        "seen = ~torch.isnan(target)\n"
+        "z = (target - mu) / sigma\nnll = 0.5 * z ** 2 + sigma.log()\n"
+        "nll = torch.where(seen, nll, 0.0)\n(nll.sum() / seen.sum()).backward()\n",
+        "give sub (script.py:10) a harmless number in place of NaN, "
+        "torch.where(seen, target, 0); where (script.py:12) hides the result only afterwards",
+    ),
+    "squares that masked_fill hides": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y[4] = math.inf\nbad = y.isinf()\nerr = (net(x)[:, 0] - y) ** 2\n"
+        "err = err.masked_fill(bad, 0.0)\nerr.mean().backward()\n",
+        "in place of inf, y.masked_fill(bad, 0)",
+    ),
+    "squares of which a part is taken": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y[4] = math.nan\nerr = (net(x)[:, 0] - y) ** 2\nerr[~y.isnan()].mean().backward()\n",
+        "put the mask before the arithmetic: give sub (script.py:7) a harmless number in place of "
+        "NaN; getitem (script.py:8) hides the result only afterwards",
+    ),
+    "a likelihood of saturated actions": (
+        "net = torch.nn.Linear(3, 1)\no = torch.randn(6, 3)\n"
+        "act = torch.tensor([[0.1], [1.0], [0.3], [-1.0], [0.2], [0.0]])\n"
+        "u = torch.atanh(act)\nmu = net(o)\ninside = -0.5 * (u - mu) ** 2\n"
+        "lp = torch.where(act.abs() >= 0.999, -mu.abs(), inside)\n(-lp.mean()).backward()\n",
+        "torch.where(act.abs() >= 0.999, 0, u) (`u` comes from script.py:7: u = torch.atanh(act))",
+    ),
+    "an activation by hand": (
+        "w = torch.tensor([1.0, 95.0, -2.0], requires_grad=True)\nx = w * 1\n"
+        "y = torch.where(x > 0, x, 2 * (torch.exp(x) - 1))\ny.sum().backward()\n",
+        "give exp (script.py:6), which made inf, a harmless operand, torch.where(x > 0, 0, x)",
+    ),
+    "a loss whose NaN is replaced": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y[4] = math.nan\nloss = torch.nan_to_num((net(x)[:, 0] - y) ** 2).mean()\n"
+        "loss.backward()\n",
+        "nan_to_num (script.py:7) hides the result only afterwards, and the backward is 0 * NaN",
+    ),
+}
 FIRST = {
+    **HIDDEN,
     **WEIGHED,
     **PRODUCTS,
     **SPREADS,
@@ -410,6 +452,27 @@ FIRST = {
 
 # What is not said of these, and what is.
 TWINS = {
+    "a missing target that nothing hides": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y = y / (torch.arange(6) != 4).float()\n((net(x)[:, 0] - y) ** 2).mean().backward()\n",
+        "before the arithmetic",
+    ),
+    "a root whose derivative is infinite": (
+        "w = torch.tensor([0.0, 4.0], requires_grad=True)\nx = w * 1\n"
+        "torch.where(x > 0, x.sqrt(), 0.0).sum().backward()\n",
+        "before the arithmetic",
+    ),
+    "a distance of 0 that is multiplied by 0": (
+        "w = torch.tensor([0.0, 4.0], requires_grad=True)\nx = w * 1\n"
+        "(x.sqrt() * torch.tensor([0.0, 1.0])).sum().backward()\n",
+        "before the arithmetic",
+    ),
+    "a missing target that another one joins": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y = y / (torch.arange(6) != 4).float()\nerr = (net(x)[:, 0] - y) ** 2\n"
+        "torch.where(y.isinf(), 0.0, err.roll(1)).mean().backward()\n",
+        "before the arithmetic",
+    ),
     "a logarithm that another weight multiplies": (
         "p = torch.tensor([0.0, 0.4])\nq = torch.tensor([0.5, 0.5])\nprint((q * p.log()).sum())\n",
         "masked_fill",
@@ -521,6 +584,22 @@ def test_a_twin_is_told_something_else(run_here: RunHere, name: str) -> None:
     """The rule asks for the operation, its numbers, and what is around it."""
     text, fix = TWINS[name]
     assert not any(fix in line for line in fixes_of(run_here, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = torch.where(seen, y, 0.0)\nerr = (net(x)[:, 0] - y) ** 2\n",
+        "err = ((net(x)[:, 0])[seen] - y[seen]) ** 2\n",
+        "err = torch.where(seen, y, 0.0) - net(x)[:, 0] * seen\n",
+    ],
+)
+def test_what_is_hidden_before_the_arithmetic_is_healthy(run_here: RunHere, text: str) -> None:
+    """As it is advised."""
+    data = "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+    data += "y[4] = math.nan\nseen = ~y.isnan()\n"
+    status, _, err = run_here(f"{HEAD}{data}{text}err.mean().backward()\n")
+    assert status == 0, err
 
 
 def test_what_exp_made_0_of_fits_float64(run_here: RunHere) -> None:
