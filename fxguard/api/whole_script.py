@@ -29,6 +29,7 @@ from fxguard.report import terminal
 from fxguard.report.report import Report
 from fxguard.report.text import because
 from fxguard.script.again import NotRepeated, Repetition
+from fxguard.script.bad_values import Found
 from fxguard.script.because_of import chain_of, full_name, in_view_of, speaks_of_bad
 from fxguard.script.beside import Beside, Handed
 from fxguard.source.held_tensors import held_name
@@ -137,7 +138,9 @@ class WholeScript:
         if read is None:
             return None
         origin = report.origins[0]
-        made = self._report_on(read.tensors, read.keys, f"then {origin.message}: {origin.operands}")
+        made = self._report_on(
+            read.tensors, read.found, f"then {origin.message}: {origin.operands}"
+        )
         return made and replace(made, batch_number=report.batch_number)
 
     def tell(self) -> None:
@@ -173,11 +176,11 @@ class WholeScript:
             if (seen := in_view_of(each)) is not None:
                 file, line = seen.place
                 why = f"it was read at {os.path.basename(file)}:{line}, which raised {kind}"
-                return self._report_on(seen.tensors, [], why)
+                return self._report_on(seen.tensors, Found(), why)
             if read is not None and self._came_of_reading(each, read):
                 ends = "ended itself" if isinstance(each, SystemExit) else f"raised {kind}"
                 why = f"it was read by {full_name(read.func)}; then the script {ends}"
-                return self._report_on(read.tensors, read.keys, why)
+                return self._report_on(read.tensors, read.found, why)
         return None
 
     def _came_of_reading(self, error: BaseException, read: Handed) -> bool:
@@ -189,16 +192,16 @@ class WholeScript:
 
     def _operation_raised(self, error: Exception, read: Handed) -> None:
         why = f"it was read by {full_name(read.func)}, which raised {type(error).__name__}"
-        report = self._report_on(read.tensors, read.keys, why)
+        report = self._report_on(read.tensors, read.found, why)
         if report is not None:
             self._raised = _identity(error), report
 
-    def _report_on(self, tensors: list[Tensor], keys: list[Key], why: str) -> Report | None:
+    def _report_on(self, tensors: list[Tensor], found: Found, why: str) -> Report | None:
         """What is to be said of bad tensors that were read.
 
         Args:
             tensors: those of them that are still there.
-            keys: the values in the batch of what is bad, of those that it knows.
+            found: the same, as far as they were seen to be made.
             why: by whom they were read.
         """
         report, loss = None, self._losses.loss_here
@@ -209,7 +212,7 @@ class WholeScript:
             if report is not None:
                 report = self.instead(report) or report
         if report is None:
-            report = self._report(*self._beside.ends_of(tensors, keys))
+            report = self._report(*self._beside.ends_of(tensors, found))
         return None if report is None else replace(report, why=(*report.why, why))
 
     def _script_read(self, batch: Batch, by: list[Key]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from fxguard.records import Role
 from fxguard.script.because_of import is_bad
 from fxguard.script.blank import Blanks, is_blank
 from fxguard.script.late import Late
+from fxguard.script.noted import flat
 from fxguard.script.operations import (
     MOST_DEPTH,
     UNKNOWN,
@@ -33,12 +35,29 @@ from fxguard.script.transforms import Transforms
 from fxguard.source.held_tensors import held_name
 from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["BadValues"]
+__all__ = ["BadValues", "Found"]
 
 CLOSELY = 32  # times that an operation at one place is looked at closely
 OF_BAD = 2  # the same if it was given what is bad
+OFTEN = 64  # times that it is noted before somebody reads it
 MOST_LOOKS = 128
 MOST_VALUES = 256
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is bad, or may be once a device has told its numbers. It keeps no tensor alive."""
+
+    keys: list[Key] = field(default_factory=list)  # in the batch of what is bad
+    records: list[Record] = field(default_factory=list)  # of what is not there yet
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.records)
+
+    def add(self, other: Found) -> None:
+        """Add what was found elsewhere."""
+        self.keys.extend(other.keys)
+        self.records.extend(other.records)
 
 
 class BadValues:
@@ -106,24 +125,29 @@ class BadValues:
         self._keys, self._times, self._gradients = {}, {}, set()
         return True
 
-    def among(self, values: Iterable[Any]) -> list[Key]:
-        """The values that some tensors hold."""
-        live, found = self.batch.live, []
+    def find(self, values: Iterable[Any]) -> Found:
+        """What is bad among some tensors. Nothing is led back for that."""
+        found = Found()
+        if not self.are_any:
+            return found
+        live = self.batch.live
         with DisableTorchFunction():
             for each in values:
                 if not isinstance(each, Tensor):
                     continue
-                key = live.key_of(each)
-                if key is None and self._transforms.of(each) is not None and is_bad(each):
-                    key = self.key_of(each, "")
-                if key is not None:
-                    found.append(key)
+                if (key := live.key_of(each)) is not None:
+                    found.keys.append(key)
+                elif (record := self._operations.of(each)) is not None:
+                    if not math.isfinite(record.pair[1]):
+                        found.records.append(record)
+                elif self._transforms.of(each) is not None and is_bad(each):
+                    found.keys.append(self.key_of(each, ""))
         return found
 
-    def of_records(self, records: Iterable[Record]) -> list[Key]:
-        """The values of some operations, as far as they are bad."""
-        bad = (each for each in records if not math.isfinite(each.pair[1]))
-        return [self._keys[id(each)][1] for each in bad if id(each) in self._keys]
+    def keys_of(self, found: Found) -> list[Key]:
+        """The values in the batch of what was found and is bad; what led to them is there, too."""
+        bad = (record for record in found.records if not math.isfinite(record.pair[1]))
+        return [*found.keys, *map(self._key_of_record, bad)] if self.are_any else []
 
     def come_of_gradients(self, keys: Iterable[Key]) -> bool:
         """Whether all that led to some values is gradients, which the guard of a model judges."""
@@ -149,7 +173,8 @@ class BadValues:
         batch = self._begin(func, result)
         with DisableTorchFunction():
             record = self._operations.of(result)
-            if record is None:  # it was called by nobody's code
+            # What was called by nobody's code has none; and what leads to it leads on from it.
+            if record is None or (record.depth and self._is_often_at(record)):
                 return
             call = read_call(func, args, kwargs or {})
             known = batch.live.key_of(call.first)
@@ -249,6 +274,15 @@ class BadValues:
         times = self._times[place] = self._times.get(place, 0) + 1
         return times <= (OF_BAD if of_bad else CLOSELY)
 
+    def _is_often_at(self, record: Record) -> bool:
+        """Whether so much has turned bad at the place of a record that another one waits.
+
+        It waits until somebody reads it. Intended infinities are made all the time.
+        """
+        place = record.code, record.last
+        times = self._times[place] = self._times.get(place, 0) + 1
+        return times > OFTEN
+
     def _key_before(self, written: Tensor, record: Record) -> Key | None:
         """The value that a tensor held before the operation of a record wrote to it."""
         before: Any = record.args[0] if record.args else None
@@ -281,13 +315,25 @@ class BadValues:
         """The record of what a tensor holds, whoever has made it."""
         return self._operations.of(tensor) or self._transforms.of(tensor)
 
-    def _key_of_record(self, record: Record, depth: int = MOST_DEPTH) -> Key:
-        """The value of an operation that ran before; it and what led to it get into the batch.
+    def _key_of_record(self, record: Record) -> Key:
+        """The value of an operation that ran before; it and what led to it get into the batch."""
+        todo = [record]
+        while todo:  # all that was bad, without recursion
+            bad = [
+                each
+                for each in flat((todo[-1].args, todo[-1].kwargs))
+                if is_record(each)
+                and id(each) not in self._keys
+                and not math.isfinite(each.pair[1])
+            ]
+            if bad:
+                todo += bad
+            else:
+                self._noted_key(todo.pop(), MOST_DEPTH)
+        return self._keys[id(record)][1]
 
-        Args:
-            record: of the operation.
-            depth: how many operations that led to it are gone back, one after the other.
-        """
+    def _noted_key(self, record: Record, depth: int) -> Key:
+        """The same, with as many operations that led to it as that, one after the other."""
         if id(record) in self._keys:
             return self._keys[id(record)][1]
         batch = self.batch
@@ -300,7 +346,7 @@ class BadValues:
                 return value
             made = torch.empty(0, device="meta")
             if is_record(value) and depth:
-                tensors[id(made)] = self._key_of_record(value, depth - 1)
+                tensors[id(made)] = self._noted_key(value, depth - 1)
             return made
 
         args = stand_in(record.args)

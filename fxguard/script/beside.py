@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from fxguard.batch.loss import BACKWARDS
 from fxguard.errors import FxguardError
 from fxguard.forgiving import theirs
 from fxguard.graph import nodes
-from fxguard.script.bad_values import BadValues
+from fxguard.script.bad_values import BadValues, Found
 from fxguard.script.because_of import OF_NO_NUMBER, is_bad, raised_because_of
 from fxguard.script.late import LateOperations, LatePair, later
 from fxguard.script.noted import Leaves
@@ -57,21 +56,13 @@ class Handed(NamedTuple):
 
     func: Callable[..., Any]
     references: list[weakref.ref[Tensor]]
-    keys: list[Key]  # in the batch of what is bad, of those that it knows
+    found: Found  # the same as far as they were seen to be made
     when: int  # how many operations were looked at until then
 
     @property
     def tensors(self) -> list[Tensor]:
         """Those that are still there."""
         return [tensor for each in self.references if (tensor := each()) is not None]
-
-
-@dataclass(frozen=True)
-class Read:
-    """What somebody has read of a script: bad values, and operations that may have made some."""
-
-    keys: list[Key] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
 
 
 class Beside:
@@ -122,10 +113,9 @@ class Beside:
             self.operations, self._transforms, is_output, is_gradient, self._keys_held
         )
         self._late = LateOperations()
-        # Integers of numbers that are on a device, and the records of these.
-        self._derived_later: list[tuple[weakref.ref[Tensor], Handed, list[Record]]] = []
-        self._read = Read()  # by the model that was called last
-        self._read_in_loss = Read()  # since the last backward, the first ones
+        self._derived_later: list[tuple[weakref.ref[Tensor], Handed]] = []  # that may be such
+        self._read = Found()  # by the model that was called last
+        self._read_in_loss = Found()  # since the last backward, the first ones
         self._asked_at = 0  # so often something has to have been bad for another judgment
         self._repetitions = MOST_REPETITIONS  # of backward passes that are left
 
@@ -162,9 +152,8 @@ class Beside:
             with DisableTorchFunction():
                 for late in self._late.settle():
                     self._bad.add_late(late)
-                for made, read, records in self._derived_later:
-                    read.keys.extend(self._bad.of_records(records))
-                    if read.keys:
+                for made, read in self._derived_later:
+                    if any(not math.isfinite(each.pair[1]) for each in read.found.records):
                         self._derived.insert(0, (made, read))
                 del self._derived[MOST_DERIVED:]
             self._derived_later = []
@@ -194,8 +183,8 @@ class Beside:
             records = self._late.among(args, self.operations.of)
             tensors = [weakref.ref(x) for x in nodes.leaves(args) if isinstance(x, Tensor)]
         if records:
-            read = Handed(func, tensors, [], self.operations.count)
-            self._derived_later.append((weakref.ref(made), read, records))
+            read = Handed(func, tensors, Found([], records), self.operations.count)
+            self._derived_later.append((weakref.ref(made), read))
             del self._derived_later[:-MOST_DERIVED]
 
     def _is_well_again(self) -> bool:
@@ -283,7 +272,7 @@ class Beside:
         """The bad tensors among some arguments, and those that their integers come of."""
         self._settle()
         references: list[weakref.ref[Tensor]] = []
-        keys: list[Key] = []
+        found = Found()
         for each in nodes.leaves(values):
             if type(each) is int and each in OF_NO_NUMBER and self.handed is not None:
                 of: Handed | None = self.handed
@@ -293,15 +282,14 @@ class Beside:
                 of = next((of for made, of in self._derived if made() is each), None)
             if of is not None:
                 references += of.references
-                keys += of.keys
+                found.add(of.found)
             elif (each.is_floating_point() or each.is_complex()) and is_bad(each):
                 references.append(weakref.ref(each))
-                if self._bad.are_any:
-                    keys += self._bad.among([each])
+                found.add(self._bad.find([each]))
         if not references:
             return None
         self._bad.matter()
-        return Handed(func, references, keys, self.operations.count)
+        return Handed(func, references, found, self.operations.count)
 
     def has_raised(
         self, error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -322,9 +310,10 @@ class Beside:
         except theirs():  # a tensor may object to any question
             self._objected += 1
 
-    def ends_of(self, tensors: list[Tensor], keys: list[Key]) -> tuple[Batch, list[Key]]:
+    def ends_of(self, tensors: list[Tensor], found: Found) -> tuple[Batch, list[Key]]:
         """Bad tensors that somebody has read, as values of the batch of what is bad."""
-        return self._bad.batch, keys or [self._bad.key_of(each, "input[0]") for each in tensors]
+        batch, keys = self._bad.batch, self._bad.keys_of(found)
+        return batch, keys or [self._bad.key_of(each, "input[0]") for each in tensors]
 
     def apart(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward, and look at what it makes."""
@@ -338,8 +327,7 @@ class Beside:
             gradient = next((x for x in given if isinstance(x, Tensor)), None)
         if self.has_no_model:
             self._settle()
-            if self._bad.are_any:
-                self._reaches(roots, self._backward_begins)
+            self._reaches(roots, self._backward_begins)
         result = func(*args, **kwargs)
         if self.has_no_model and self._repetitions and self._has_bad_gradient(result):
             self._repetitions -= 1
@@ -365,35 +353,32 @@ class Beside:
 
     def handed_on(self, values: Any) -> None:
         """A loss that is followed is about to read these arguments."""
-        before = self._read_in_loss
-        if len(before.keys) + len(before.records) < MOST_READ:
-            now = self._bad_handed(values)
-            self._read_in_loss = Read(before.keys + now.keys, before.records + now.records)
+        read = self._read_in_loss
+        if len(read.keys) + len(read.records) < MOST_READ:
+            read.add(self._bad_handed(values))
 
-    def _bad_handed(self, values: Any) -> Read:
+    def _bad_handed(self, values: Any) -> Found:
         """What is bad among arguments that matter now, and what may be."""
-        records = self._late.among(values, self.operations.of)
-        if not self._bad.are_any or self._is_well_again():
-            return Read([], records)
-        found = self._bad.among(nodes.leaves(values))
-        if found:
-            self._bad.matter()
-        return Read(found, records)
+        found = Found()
+        if self._bad.are_any and not self._is_well_again():
+            found = self._bad.find(nodes.leaves(values))
+            if found:
+                self._bad.matter()
+        found.records.extend(self._late.among(values, self.operations.of))
+        return found
 
     def loss_is_over(self) -> None:
         """What a loss has read before matters no more."""
-        self._read_in_loss = Read()
+        self._read_in_loss = Found()
 
     def take_read(self, *, by_loss: bool) -> tuple[Batch, list[Key]] | None:
         """What a model has read, or its loss, in the batch of what is bad; once."""
         self._settle()
         if by_loss:
-            read, self._read_in_loss = self._read_in_loss, Read()
+            read, self._read_in_loss = self._read_in_loss, Found()
         else:
-            read, self._read = self._read, Read()
-        if not self._bad.are_any:
-            return None
-        keys = read.keys + self._bad.of_records(read.records)
+            read, self._read = self._read, Found()
+        keys = self._bad.keys_of(read)
         return (self._bad.batch, keys) if keys else None
 
     def _keys_held(self) -> Iterator[list[Key]]:
@@ -402,7 +387,7 @@ class Beside:
         yield self._read_in_loss.keys
         handed = [of for _, of in (*self._derived, *self._numbers.values())]
         for each in handed if self.handed is None else [*handed, self.handed]:
-            yield each.keys
+            yield each.found.keys
 
     def leaves(self) -> list[Tensor]:
         """The leaves of autograd that the script has read."""
@@ -429,7 +414,7 @@ class Beside:
 
     def _reaches(self, values: Iterable[Any], matters: Matters) -> None:
         """Some of these tensors may be bad, and now that matters."""
-        if bad := self._bad.among(values):
+        if bad := self._bad.keys_of(self._bad.find(values)):
             self._bad.matter()
             self._asked_at = 2 * self._bad.times  # intended infinities may be read all the time
             if self.has_no_model or not self._bad.come_of_gradients(bad):

@@ -358,3 +358,20 @@ def test_what_was_meant_so_is_not_noted(ends_as_ever: EndsAsEver) -> None:
         "print(scores.softmax(0).tolist())\n"
     )
     assert "note" not in err
+
+
+def test_what_waits_to_be_led_back_is_led_back_all_the_way(run_here: RunHere) -> None:
+    """A place that turned bad so often that it is noted no more; deeper than what is kept."""
+    for grad in "False", "True":
+        err = run_here(
+            HEAD + f"w = torch.ones(2, requires_grad={grad})\n"
+            "z = torch.zeros(2) * w\n"
+            "y = z / z\n"
+            "for step in range(400):\n"
+            "    low = y.detach().amin()\n"
+            "    y = y * 0.5 + low\n"
+            "model = nn.Linear(2, 1)\n"
+            "model(y.detach()).sum().backward()\n"
+        ).err
+        place = HEAD.count("\n") + 3
+        assert err.startswith(f"div made NaN (script.py:{place}): 0 / 0"), err
