@@ -43,6 +43,7 @@ from fxguard.source.lines import source_at, source_of_caller
 from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
+from fxguard.verdict.factored import fixes_of_factors
 from fxguard.verdict.grown import fixes_of_growth, fixes_of_updates
 from fxguard.verdict.hidden_rows import masks_of_graph, masks_of_text
 from fxguard.verdict.judge import Judgment
@@ -286,6 +287,12 @@ class Description:
             grown = growth_of(self.flow, blame, self.step.before)
             told = Fix("advice", f"look at {grown}: scale the inputs, or bound its argument")
             fixes = (told, *fixes[1:]) if grown else fixes
+        if cause == "overflow":
+            before = self.step.before
+            factors = or_else(nothing, fixes_of_factors, self.flow, blame, before, around)
+            fixes = (*factors, *fixes)[:MOST_FIXES]
+            if factors and self.flow.values[blame.value].dtype not in HALVES:
+                return fixes
         if cause == "overflow" and self.flow.values[blame.value].dtype not in HALVES:
             updates = or_else(nothing, fixes_of_updates, self.flow, blame, self.step.before)
             if updates:

@@ -435,7 +435,35 @@ HIDDEN = {
         "nan_to_num (script.py:7) hides the result only afterwards, and the backward is 0 * NaN",
     ),
 }
+FACTORED = {
+    "an excitation": (
+        "t = torch.linspace(0, 60, 50)\nbeta = torch.tensor(2.0, requires_grad=True)\n"
+        "grow = torch.exp(beta * t)\npast = torch.cumsum(grow, 0) - grow\n"
+        "lam = past * torch.exp(-beta * t) + 1\nlam.log().sum().backward()\n",
+        "what is made of exp (script.py:6) is multiplied by exp of minus the same exponent, in exp "
+        "(script.py:8): take exp of differences",
+    ),
+    "an excitation that is divided": (
+        "t = torch.linspace(0, 60, 50)\nbeta = torch.tensor(2.0, requires_grad=True)\n"
+        "grow = torch.exp(beta * t)\npast = torch.cumsum(grow, 0) - grow\n"
+        "lam = past / grow + 1\nlam.log().sum().backward()\n",
+        "what is made of exp (script.py:6) is divided by it, in div (script.py:8)",
+    ),
+    "a linear attention with decays": (
+        "g = torch.full((1, 40), -3.0).cumsum(1)\nq = torch.randn(1, 40, requires_grad=True)\n"
+        "k = torch.randn(1, 40)\ns = ((k * (-g).exp()).cumsum(1) * q) * g.exp()\n"
+        "s.sum().backward()\n",
+        "combine the exponents before exp",
+    ),
+    "a kernel of differences as a product": (
+        "x = torch.linspace(0, 99, 9)\nw = torch.tensor(1.0, requires_grad=True)\n"
+        "a = w * x\nleft = torch.exp(-a)[:, None]\nright = torch.exp(a)[None]\n"
+        "K = right * left\nK.sum().backward()\n",
+        "combine the exponents before exp",
+    ),
+}
 FIRST = {
+    **FACTORED,
     **HIDDEN,
     **WEIGHED,
     **PRODUCTS,
@@ -452,6 +480,21 @@ FIRST = {
 
 # What is not said of these, and what is.
 TWINS = {
+    "a hyperbolic cosine by hand": (
+        "x = torch.tensor([1.0, 99.0], requires_grad=True) * 1\n"
+        "(0.5 * torch.exp(x) + 0.5 * torch.exp(-x)).sum().backward()\n",
+        "combine the exponents",
+    ),
+    "a variance and a precision": (
+        "lv = torch.tensor([1.0, 99.0], requires_grad=True) * 1\nd = torch.tensor([1.0, 2.0])\n"
+        "(d ** 2 * torch.exp(-lv) + torch.exp(lv)).sum().backward()\n",
+        "combine the exponents",
+    ),
+    "two exponentials that do not cancel": (
+        "x = torch.tensor([1.0, 99.0], requires_grad=True) * 1\ny = torch.tensor([1.0, 2.0])\n"
+        "(torch.exp(x).cumsum(0) * torch.exp(-y)).sum().backward()\n",
+        "combine the exponents",
+    ),
     "a missing target that nothing hides": (
         "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
         "y = y / (torch.arange(6) != 4).float()\n((net(x)[:, 0] - y) ** 2).mean().backward()\n",
