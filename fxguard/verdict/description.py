@@ -43,8 +43,7 @@ from fxguard.source.lines import source_at, source_of_caller
 from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
-from fxguard.verdict.factored import fixes_of_factors
-from fxguard.verdict.grown import fixes_of_growth, fixes_of_updates
+from fxguard.verdict.grown import fixes_of_factors, fixes_of_growth, fixes_of_updates
 from fxguard.verdict.hidden_rows import masks_of_graph, masks_of_text
 from fxguard.verdict.judge import Judgment
 from fxguard.verdict.loops import turn_in_loop, turn_of
@@ -305,12 +304,26 @@ class Description:
             fixes = (*fixes[:kept], *causes, *fixes[kept:])[:MOST_FIXES]
         if cause not in FAILURES or self.flow.values[blame.value].dtype not in HALVES:
             return fixes
+        if cause == "overflow" and not any(each.kind == "exact" for each in fixes):
+            unscaled = or_else(nothing, self.unscaled, blame)
+            fixes = (*unscaled, *fixes)[:MOST_FIXES]
         if blame != self.first:
             return fixes
         keys = self.flow.keys
         absorbed = self.judgment.verdict.absorbed
         harmless = [keys[other.value] for other in absorbed if other.step is not None]
         return with_tried(fixes, tried(self.judgment.batch, keys[blame.value], harmless))
+
+    def unscaled(self, blame: Blame) -> tuple[Fix, ...]:
+        """What to do about a layer in half precision that has overflowed of the model's input."""
+        evidence, sample = self.opinion.evidence(blame), None
+        if evidence is not None and evidence.sample is not None:
+            tensors = [x for x in evidence.operands if x.dtype]
+            largest = max((abs(end) for x in tensors for end in (x.low, x.high)), default=0.0)
+            sample = evidence.sample, largest
+        return fixes_of_growth(
+            self.flow, blame, self.step.before, self.columns, only_itself=True, of_sample=sample
+        )
 
     def columns(self, flow: DataFlow, value: int) -> Columns | None:
         """The columns of an input of this batch that hold far larger numbers than the others."""

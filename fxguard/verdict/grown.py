@@ -6,8 +6,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from fxguard.advice.factored import fix_of_factors
 from fxguard.advice.positive import LAYERS
-from fxguard.advice.surroundings import is_passed
+from fxguard.advice.surroundings import Surroundings, is_passed
 from fxguard.batch.dataflow import DataFlow
 from fxguard.findings import Fix, columns_text
 from fxguard.graph.poles import plain
@@ -20,7 +21,7 @@ from fxguard.source.rates import rate_in
 from fxguard.source.read import argument_read
 from fxguard.verdict.explain import Back, Beyond, way_back
 
-__all__ = ["fixes_of_growth", "fixes_of_updates"]
+__all__ = ["fixes_of_factors", "fixes_of_growth", "fixes_of_updates"]
 
 UPDATES = frozenset(["add", "add_", "addcdiv_", "addcmul_", "index_add_", "lerp_", "sub", "sub_"])
 DIVERGED = 100.0  # how much larger updates have made a number
@@ -35,6 +36,9 @@ def fixes_of_growth(
     blame: Blame,
     beyond: Beyond,
     columns: Callable[[DataFlow, int], Columns | None] = lambda flow, value: None,
+    *,
+    only_itself: bool = False,
+    of_sample: tuple[int, float] | None = None,
 ) -> tuple[Fix, ...]:
     """What to do about what an overflow grew from; () if that is not certain.
 
@@ -43,8 +47,25 @@ def fixes_of_growth(
         blame: the origin.
         beyond: see :data:`fxguard.verdict.explain.Beyond`.
         columns: gives the columns of an input that hold far larger numbers than the others.
+        only_itself: whether the layer that overflowed is the only one to ask about.
+        of_sample: a sample that overflowed, and the largest number in it.
     """
-    return tuple(_of_inputs(list(way_back(flow, blame, beyond)), columns))
+    way = list(way_back(flow, blame, beyond))
+    itself = _itself(flow, blame)
+    if only_itself and (itself is None or any(plain(x.step.kind) in READERS for x in way)):
+        return ()
+    way = way if itself is None else [itself, *way]
+    return tuple(_of_inputs(way, columns, of_sample))
+
+
+def _itself(flow: DataFlow, blame: Blame) -> Back | None:
+    """The layer that overflowed, and its largest operand; None if it is no layer."""
+    step = None if blame.step is None else flow.steps[blame.step]
+    if step is None or plain(step.kind) not in READERS:
+        return None
+    largest = max(step.inputs, key=lambda each: _magnitude(flow, each) or 0.0, default=None)
+    before = None if largest is None else _magnitude(flow, largest)
+    return None if largest is None or not before else Back(flow, step, largest, before, math.inf)
 
 
 def fixes_of_updates(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix, ...]:
@@ -56,6 +77,22 @@ def fixes_of_updates(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix,
         beyond: likewise.
     """
     return tuple(_of_updates(list(way_back(flow, blame, beyond))))
+
+
+def fixes_of_factors(
+    flow: DataFlow, blame: Blame, beyond: Beyond, around: Surroundings
+) -> tuple[Fix, ...]:
+    """An exponential on the way whose product with another one is an ordinary number.
+
+    Args:
+        flow: as for :func:`fixes_of_growth`.
+        blame: likewise.
+        beyond: likewise.
+        around: the graph around the origin.
+    """
+    way = [back.step for back in way_back(flow, blame, beyond) if back.flow is flow]
+    found = (fix_of_factors(around, step) for step in (around.step, *way))
+    return tuple(fix for fix in found if fix is not None)[:1]
 
 
 def _of_updates(way: Sequence[Back]) -> Iterator[Fix]:
@@ -85,7 +122,9 @@ def _at_same_line(flow: DataFlow, step: Step) -> list[int]:
 
 
 def _of_inputs(
-    way: Sequence[Back], columns: Callable[[DataFlow, int], Columns | None]
+    way: Sequence[Back],
+    columns: Callable[[DataFlow, int], Columns | None],
+    of_sample: tuple[int, float] | None,
 ) -> Iterator[Fix]:
     """A layer that reads data far larger than its weights."""
     layers = [i for i, back in enumerate(way) if plain(back.step.kind) in READERS]
@@ -117,6 +156,10 @@ def _of_inputs(
         how, scaled = f"divide {name} by 255", "a / 255"
     else:
         how, scaled = f"scale {name}, such as by its mean and deviation", "(a - a.mean()) / a.std()"
+        if (bits := _bits(first.before)) is not None:
+            how += f", or if these are integers of {bits} bits, by 2**{bits - 1}"
+    if of_sample is not None and math.isclose(of_sample[1], first.before, rel_tol=1e-3):
+        up_to += f", those in sample {of_sample[0]}"
     yield Fix(
         "advice",
         f"{how}: {place} reads {up_to}",
@@ -124,6 +167,12 @@ def _of_inputs(
         of=kind,
         tries=(f"{kind}(a, ...) -> {kind}({scaled}, ...)",),
     )
+
+
+def _bits(largest: float) -> int | None:
+    """Of how many bits integers may be of which this is the largest, as of sound; None of none."""
+    found = (bits for bits in (16, 24, 32) if 2 ** (bits - 4) < largest <= 2 ** (bits - 1))
+    return next(found, None)
 
 
 def _name(back: Back) -> str:

@@ -462,7 +462,29 @@ FACTORED = {
         "combine the exponents before exp",
     ),
 }
+IN_HALF = "with torch.autocast('cpu', torch.float16):\n    "
+UNSCALED = {
+    "sound of 24 bits": (
+        "net = torch.nn.Sequential(torch.nn.Conv1d(1, 4, 9, bias=False), torch.nn.ReLU())\n"
+        "wav = torch.randn(8, 200).clamp(-1, 1)\nwav[3] = wav[3] * 8388607\n"
+        "wav = wav.unsqueeze(1)\n" + IN_HALF + "y = net(wav)\ny.float().mean().backward()\n",
+        "or if these are integers of 24 bits, by 2**23: conv1d",
+    ),
+    "prices": (
+        "net = torch.nn.Linear(2, 1)\nx = torch.tensor([[1.0, 3e5], [1.0, 2e5]])\n"
+        + IN_HALF
+        + "y = net(x)\ny.float().mean().backward()\n",
+        "linear (script.py:7) reads numbers up to 3e+05",
+    ),
+    "sound of 16 bits in a model of halves": (
+        "net = torch.nn.Linear(160, 4).half()\nwav = torch.full((2, 160), 16000.0)\n"
+        "wav = wav * net.weight[0].sign().detach()\n"
+        "wav = wav.half().view(2, 160)\ny = net(wav)\ny.float().mean().backward()\n",
+        "or if these are integers of 16 bits, by 2**15",
+    ),
+}
 FIRST = {
+    **UNSCALED,
     **FACTORED,
     **HIDDEN,
     **WEIGHED,
@@ -480,6 +502,19 @@ FIRST = {
 
 # What is not said of these, and what is.
 TWINS = {
+    "weights that are large, of data that is scaled": (
+        "net = torch.nn.Linear(2, 1)\ntorch.nn.init.constant_(net.weight, 6e4)\n"
+        "x = torch.tensor([[1.0, 3.0], [1.0, 2.0]])\n"
+        + IN_HALF
+        + "y = net(x)\ny.float().mean().backward()\n",
+        "scale x",
+    ),
+    "a second layer that overflows": (
+        "net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2, bias=False))\n"
+        "torch.nn.init.constant_(net[0].bias, 3e4)\ntorch.nn.init.constant_(net[1].weight, 9.0)\n"
+        "x = torch.randn(3, 2)\n" + IN_HALF + "y = net(x)\ny.float().mean().backward()\n",
+        "scale",
+    ),
     "a hyperbolic cosine by hand": (
         "x = torch.tensor([1.0, 99.0], requires_grad=True) * 1\n"
         "(0.5 * torch.exp(x) + 0.5 * torch.exp(-x)).sum().backward()\n",

@@ -1,20 +1,21 @@
-"""Exponentials that are multiplied by their own reciprocals: ``cumsum(exp(a)) * exp(-a)``."""
+"""Exponentials that are multiplied by their own reciprocals: ``cumsum(exp(a)) * exp(-a)``.
+
+Knows nothing of torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from fxguard.advice._patterns import made_by
+from fxguard.advice._rules import names_in
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.written_operands import titled
-from fxguard.batch.dataflow import DataFlow
 from fxguard.findings import Fix
 from fxguard.graph.poles import plain
-from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step
-from fxguard.verdict.explain import Beyond, way_back
 
-__all__ = ["fixes_of_factors"]
+__all__ = ["fix_of_factors"]
 
 EXPS = ("exp", "exp2")
 PRODUCTS = ("bmm", "matmul", "mm", "mul")
@@ -22,40 +23,37 @@ MOST_STEPS = 64  # from an exponential on
 MOST_DEPTH = 8  # of an exponent that is compared
 
 # They put sums and products of exponentials together; another function makes something else.
-PASSED = frozenset(
+PASSED = names_in(
     """
     add bmm cat clone contiguous cumsum diff expand flip float getitem index_select matmul mean mm
     mul pad permute reshape roll squeeze stack sub sum t to transpose tril triu unsqueeze view where
     masked_fill div
-    """.split()
+    """
 )
 
 
-def fixes_of_factors(
-    flow: DataFlow, blame: Blame, beyond: Beyond, around: Surroundings
-) -> tuple[Fix, ...]:
-    """What to do about an overflow of one of two exponentials whose product is an ordinary number.
+def fix_of_factors(around: Surroundings, exp: Step) -> Fix | None:
+    """What to do about an exponential whose product with another one is an ordinary number.
 
     Args:
-        flow: the batch of the origin.
-        blame: the origin.
-        beyond: see :data:`fxguard.verdict.explain.Beyond`.
-        around: the graph around the origin.
+        around: the graph around it.
+        exp: the operation that may be one.
+
+    Returns:
+        None if it is none.
     """
-    way = [back.step for back in way_back(flow, blame, beyond) if back.flow is flow]
-    for step in (around.step, *way):
-        if plain(step.kind) not in EXPS or not (step.inputs and step.outputs):
-            continue
-        for product, reciprocal in _products(around, step):
-            is_divided = reciprocal is step
-            by = "divided by it" if is_divided else "multiplied by exp of minus the same exponent"
-            at = titled(product if is_divided else reciprocal)
-            text = (
-                f"combine the exponents before exp: what is made of {titled(step)} is {by}, in {at}"
-            )
-            text += ": take exp of differences, exp(a - b); a running sum is a recursion, or "
-            return (Fix("advice", text + "logcumsumexp"),)
-    return ()
+    if plain(exp.kind) not in EXPS or not (exp.inputs and exp.outputs):
+        return None
+    for product, reciprocal in _products(around, exp):
+        is_divided = reciprocal is exp
+        by = "divided by it" if is_divided else "multiplied by exp of minus the same exponent"
+        at = titled(product if is_divided else reciprocal)
+        return Fix(
+            "advice",
+            f"combine the exponents before exp: what is made of {titled(exp)} is {by}, in {at}: "
+            "take exp of differences, exp(a - b); a running sum is a recursion, or logcumsumexp",
+        )
+    return None
 
 
 def _products(around: Surroundings, exp: Step) -> Iterator[tuple[Step, Step]]:
