@@ -203,8 +203,9 @@ ZERO_RULES = (
          "roundings (I - K H) {P} is no covariance any more; a smaller first {P} loses less",
          _is_updated, words=_updated),
     Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
-         "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}in a form "
-         "that is never negative (a Cholesky factor; Joseph's form of a Kalman update)",
+         "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}carry a "
+         "Cholesky factor of the covariance (a square-root form); Joseph's form alone may turn "
+         "negative in {c.dtype}, too",
          lambda c: cancelled.cancelled_state(c) is not None, words=_cancelled),
     Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
          "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}in a form "

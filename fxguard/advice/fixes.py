@@ -167,6 +167,10 @@ _DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
 _REDUCED = SUMS | _names("mean logcumsumexp")
 _LOSSES = LOSSES_OF_TARGETS | _names("kl_div")
 # Those take no eps, and this one for a logarithm.
+_BY_COUNT = (
+    "a / clamp(b, min=n) -> a / clamp(b, min=1)", "a / b -> a / b.clamp(min=1)",
+    "a ** y -> a.clamp(min=1) ** y", "rsqrt(a) -> rsqrt(a.clamp(min=1))",
+)  # fmt: skip
 _WITHOUT_EPS = _names("cosine_embedding_loss renorm")
 _NORMS = frozenset(DEFAULT_EPS) - _WITHOUT_EPS - {"poisson_nll_loss", "weight_norm"}
 _TAKE_DTYPE = _names("cumprod cumsum mean nansum prod sum")
@@ -312,10 +316,19 @@ RULES = (
          last=True),
     # Divisors that are 0, and the eps that should have prevented that.
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
+         "take {c.counted}.clamp(min=1): a count less one is 0 where the count is 1; a group of one "
+         "has no deviation, so treat it apart, such as with a deviation of 1",
+         lambda c: signs.is_count_less_one(c) and signs.is_of_squares(c),
+         rewrites=_BY_COUNT),
+    Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
+         "take {c.counted}.clamp(min=1): a count less one is 0 where the count is 1; or treat a "
+         "group of one apart",
+         lambda c: signs.is_count_less_one(c) and not signs.is_of_squares(c),
+         rewrites=_BY_COUNT),
+    Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
          "take {c.counted}.clamp(min=1): it counts a mask, or edges, of which there may be none",
-         signs.is_count_of_mask,
-         rewrites=("a / clamp(b, min=n) -> a / clamp(b, min=1)", "a / b -> a / b.clamp(min=1)",
-                   "a ** y -> a.clamp(min=1) ** y", "rsqrt(a) -> rsqrt(a.clamp(min=1))")),
+         lambda c: signs.is_count_of_mask(c) and not signs.is_count_less_one(c),
+         rewrites=_BY_COUNT),
     Rule("zero divisor", _LOG, "advice",
          "take log1p(n), or log(n.clamp(min=1)), where n counts: a count may be 0",
          signs.is_count_of_mask, rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),

@@ -10,7 +10,7 @@ import re
 
 from fxguard.advice import becomes
 from fxguard.advice._expressions import is_difference_of_squares
-from fxguard.advice._patterns import is_square_of, made_by
+from fxguard.advice._patterns import is_square_of, made_by, minus_one_of
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import names_of
 from fxguard.graph.poles import plain
@@ -25,6 +25,7 @@ __all__ = [
     "has_log_target",
     "is_by_weight_in_half",
     "is_chosen_after",
+    "is_count_less_one",
     "is_count_of_mask",
     "is_difference",
     "is_difference_of_masks",
@@ -37,6 +38,7 @@ __all__ = [
     "is_masked_score",
     "is_masked_value",
     "is_near_limit",
+    "is_of_squares",
     "is_of_weight",
     "is_root_by_hand",
     "is_root_of_powers",
@@ -136,15 +138,43 @@ def count_less_one(case: Case) -> str:
     return "" if found is None else found[1]
 
 
+def is_count_less_one(case: Case) -> bool:
+    """Its divisor is a count less one, ``mask.sum() - 1``, which is 0 for a group of one."""
+    if not (is_count_of_mask(case) or _divides_by_whole_zero(case)):
+        return False
+    maker = made_by(case.around, case.around.culprit)
+    if maker is not None:
+        return minus_one_of(maker) is not None
+    # Integers are in no graph.
+    texts = [case.bare, *(source.code.partition("=")[2].strip() for _, source in case.assignments)]
+    return any(_LESS_ONE.fullmatch(text) for text in texts)
+
+
+def is_of_squares(case: Case) -> bool:
+    """What is divided is a sum of squares, as for a variance; or a root is taken of the result."""
+    around = case.around
+    behind = [] if not around.step.inputs else around.behind(around.step.inputs[0])
+    sums = [step for step in behind if plain(step.kind) in (*_COUNTS, "mean")]
+    inner = [each for step in sums for value in step.inputs for each in around.behind(value)]
+    # A mask may be multiplied with the squares.
+    products = [step for step in inner if plain(step.kind) == "mul"]
+    inner += [each for step in products for v in step.inputs for each in around.behind(v)]
+    is_rooted = any(plain(step.kind) in ("sqrt", "rsqrt") for step in around.read_by)
+    return is_rooted or any(is_square_of(step) is not None for step in (*behind, *inner))
+
+
 def divides_by_whole_numbers(case: Case) -> bool:
     """Its divisor is whole numbers, some of them 0, and no gradient flows there."""
+    maker = made_by(case.around, case.around.culprit)
+    is_by_chance = maker is not None and plain(maker.kind) in _NO_COUNTS
+    return not is_by_chance and _divides_by_whole_zero(case)
+
+
+def _divides_by_whole_zero(case: Case) -> bool:
     operands = () if case.evidence is None else case.evidence.operands
     tensors = [each for each in operands if each.dtype]
     culprit = case.around.culprit
     is_learned = culprit is not None and case.around.is_differentiated(culprit)
-    maker = made_by(case.around, culprit)
-    if maker is not None and plain(maker.kind) in _NO_COUNTS:
-        return False
     return bool(tensors) and tensors[-1].is_whole and tensors[-1].low == 0 and not is_learned
 
 

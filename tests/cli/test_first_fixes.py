@@ -306,7 +306,9 @@ CANCELLED = {
         "A[0, 1] = 0.1\nfor _ in range(30):\n    P = A @ P @ A.T + 1e-7 * torch.eye(2)\n"
         "    S = H @ P @ H.T + R\n    print(torch.log(S).sum())\n"
         "    P = (torch.eye(2) - P @ H.T / S @ H) @ P\n",
-        "`S` is what roundings of numbers up to 9.9e+05 leave in matmul (script.py:11)",
+        "`S` is what roundings of numbers up to 9.9e+05 leave in matmul (script.py:11): compute it "
+        "in float64, or carry a Cholesky factor of the covariance (a square-root form); Joseph's "
+        "form alone may turn negative in float32, too",
     ),
     "a posterior variance": (
         "k = torch.full((4,), 400.0)\nv = torch.tensor([20.000001, 1.0, 2.0, 20.00001])\n"
@@ -318,6 +320,39 @@ CANCELLED = {
         "n = torch.tensor(5000.0)\np = torch.tensor([5000.001, 10.0])\nrest = n - p\n"
         "print(torch.log(rest))\n",
         "`rest` is what roundings of numbers up to 5000 leave in sub (script.py:6)",
+    ),
+}
+
+FEW = "take (n - 1){} a count less one is 0 where the count is 1; "
+APART = FEW + "a group of one has no deviation, so treat it apart, such as with a deviation of 1"
+GROUPS = "i = torch.tensor([0, 0, 1, 2, 2])\nn = torch.zeros(3).index_add_(0, i, torch.ones(5))\n"
+
+LESS_ONE = {
+    "a deviation of each group": (
+        GROUPS + "x = torch.randn(5, 2)\nm = torch.zeros(3, 2).index_add_(0, i, x) / n[:, None]\n"
+        "d = torch.zeros(3, 2).index_add_(0, i, (x - m[i]) ** 2)\n"
+        "std = torch.sqrt(d / (n - 1)[:, None])\nprint(std.sum())\n",
+        APART.format("[:, None].clamp(min=1):"),
+    ),
+    "a variance under a mask": (
+        "mask = torch.tensor([1.0, 0.0, 0.0])\nx = torch.randn(3)\nn = mask.sum()\n"
+        "mean = (x * mask).sum() / n\n"
+        "var = (mask * (x - mean) ** 2).sum() / (n - 1)\nprint(var)\n",
+        APART.format(".clamp(min=1):"),
+    ),
+    "a variance of counts of integers": (
+        "n = torch.bincount(torch.tensor([0, 0, 1, 2, 2]))\nx = torch.rand(3).square()\n"
+        "print((x * n / (n - 1)).sqrt())\n",
+        APART.format(".clamp(min=1):"),
+    ),
+    "a count less one that has a name": (
+        "lengths = torch.tensor([3, 1])\nn = lengths - 1\nx = torch.zeros(2) / n\nprint(x)\n",
+        "take n.clamp(min=1): a count less one is 0 where the count is 1; or treat a group of one",
+    ),
+    "places in sentences": (
+        "n = torch.tensor([3, 1])\nprint(torch.arange(2) / (n - 1))\nx = torch.zeros(2) / (n - 1)\n"
+        "print(x)\n",
+        FEW.format(".clamp(min=1):") + "or treat a group of one apart",
     ),
 }
 
@@ -497,6 +532,7 @@ FIRST = {
     **STEEP,
     **VANISHED,
     **CANCELLED,
+    **LESS_ONE,
     **WRITTEN,
 }
 
@@ -623,6 +659,14 @@ TWINS = {
         "P = torch.diag(torch.tensor([1e6, -0.5]))\nH = torch.tensor([[0.0, 1.0]])\n"
         "S = H @ P @ H.T\nprint(torch.log(S * 2))\n",
         "roundings",
+    ),
+    "a count of a mask": (
+        "m = torch.zeros(3)\nx = torch.randn(3)\nprint((x * m).sum() / m.sum())\n",
+        "count less one",
+    ),
+    "a difference that is no count": (
+        "x = torch.tensor([1.0, 2.5])\nprint(torch.ones(2) / (x - 1))\n",
+        "count less one",
     ),
     "an exposure in fractions": (
         "n = torch.tensor([30.5, 0.0, 12.0])\nprint((n.log() + 1).sum())\n",
