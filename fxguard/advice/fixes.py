@@ -15,6 +15,7 @@ from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
+from fxguard.advice.root_of_difference import words_of_difference
 from fxguard.advice.surroundings import Surroundings
 from fxguard.findings import BROUGHT, Fix
 from fxguard.graph.evidence import Evidence
@@ -432,9 +433,9 @@ RULES = (
          rewrites=("where(c, {c.name}(a), b) -> where(c, {c.name}(where(c, a, {c.safe})), b)",
                    "where(c, b, {c.name}(a)) -> where(c, b, {c.name}(where(c, {c.safe}, a)))")),
     Rule("singular gradient", _names("sqrt"), "advice",
-         "sqrt({c.x}.clamp(min={c.near_zero})): at 0 the derivative is infinite, and by roundings "
-         "this difference may be below 0, too; torch.cdist has a gradient of 0 there",
+         "sqrt({c.x}.clamp(min={c.near_zero})): at 0 the derivative is infinite{roundings}{cdist}",
          lambda c: signs.is_difference(c) and not signs.is_chosen_after(c),
+         words=words_of_difference,
          rewrites=("sqrt(a) -> sqrt(a.clamp(min={c.near_zero}))",)),
     *(Rule("singular gradient", _names(name), "advice", smoothed,
            lambda c: not signs.is_chosen_after(c) and c.eps_has_gradient()

@@ -274,6 +274,32 @@ STEEP = {
     ),
 }
 
+ROOT = "sqrt({}): at 0 the derivative is infinite{} (advice)"
+TOO = ", and by roundings this difference may be below 0, too"
+CDIST = "; torch.cdist has a gradient of 0 there"
+POINTS = "x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)\nq = (x * x).sum(1)\n"
+
+ROOTS_OF_DIFFERENCES = {
+    "distances of pairs": (
+        POINTS + "d = q[:, None] + q[None] - 2 * x @ x.T\nd.sqrt().sum().backward()\n",
+        ROOT.format("d.clamp(min=1e-12)", TOO + CDIST),
+    ),
+    "distances of pairs, bounded": (
+        POINTS + "d = (q[:, None] + q[None] - 2 * (x @ x.T)).clamp(min=0)\n"
+        "d.sqrt().sum().backward()\n",
+        ROOT.format("d.clamp(min=1e-12)", CDIST),
+    ),
+    "a variance, bounded": (
+        POINTS + "var = ((q * 0 + 4) - (q * 0 + 2) ** 2).clamp(min=0)\n"
+        "(x.sum(1) * var.sqrt()).sum().backward()\n",
+        ROOT.format("var.clamp(min=1e-12)", ""),
+    ),
+    "a difference that nobody bounds": (
+        POINTS + "rest = q - (q.detach() + 0)\nrest.sqrt().sum().backward()\n",
+        ROOT.format("rest.clamp(min=1e-12)", TOO),
+    ),
+}
+
 VANISHED = {
     "a Gibbs kernel": (
         "C = torch.rand(6, 6) + 0.1\nC[2] = 3\nK = torch.exp(-C / 0.01)\n"
@@ -530,6 +556,7 @@ FIRST = {
     **OVERFLOWS,
     **EXPOSURES,
     **STEEP,
+    **ROOTS_OF_DIFFERENCES,
     **VANISHED,
     **CANCELLED,
     **LESS_ONE,
