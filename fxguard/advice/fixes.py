@@ -317,8 +317,8 @@ RULES = (
          last=True),
     # Divisors that are 0, and the eps that should have prevented that.
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
-         "take {c.counted}.clamp(min=1): a count less one is 0 where the count is 1; a group of one "
-         "has no deviation, so treat it apart, such as with a deviation of 1",
+         "take {c.counted}.clamp(min=1): a count less one is 0 where the count is 1; a group of "
+         "one has no deviation, so treat it apart, such as with a deviation of 1",
          lambda c: signs.is_count_less_one(c) and signs.is_of_squares(c),
          rewrites=_BY_COUNT),
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",

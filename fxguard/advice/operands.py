@@ -17,6 +17,7 @@ from fxguard.graph.tables import CASTS, ENTRIES, LOSSES, UNINITIALISED
 __all__ = ["DIMS_OF_HEADS", "gradient_text", "operands_text"]
 
 LONGEST = 170  # characters
+DIGITS = (4, 8, 10, 12, 17)  # of a number
 DIMS_OF_HEADS = 4  # samples, heads, and two more
 
 
@@ -99,7 +100,8 @@ def _expression(evidence: Evidence) -> str:
     rows = [operand for operand in tensors if operand.count != 1]
     if name in PRODUCTS and len(rows) > 1:
         left, right = rows[:2]
-        if left.count != right.count:  # in the gradient of a weight, both are whole
+        # In the gradient of a weight, both are whole.
+        if left.count != right.count or left.is_all or right.is_all:
             return f"{name} of numbers {_range(left)} and {_range(right)}"
         return f"a row {_range(left)} times a column {_range(right)} ({_elements(left.count)})"
     is_infinite = (x for x in tensors if math.isinf(x.low) or math.isinf(x.high))
@@ -107,8 +109,8 @@ def _expression(evidence: Evidence) -> str:
     if first.count == 0 or (name in SPREADS and first.count == 1):
         return f"{name} of {_elements(first.count)} is NaN"
     if first.low == first.high == -math.inf:
-        return f"all {_elements(first.count)} of the row are -inf"
-    whole = "numbers" if name in READS_ALL else "a row"
+        return f"all {_elements(first.count)}{'' if first.is_all else ' of the row'} are -inf"
+    whole = "numbers" if name in READS_ALL or first.is_all else "a row"
     what = "zeros" if first.low == first.high == 0 else f"{whole} {_range(first)}"
     text = f"{name} of {what} ({_elements(first.count)})"
     eps = lost_eps(evidence)
@@ -196,20 +198,31 @@ def _is_another_story(operand: Operand, dtype: str) -> bool:
 def _number(operand: Operand) -> str:
     if operand.count != 1:
         return _range(operand)
-    return _short(operand.low) if operand.dtype else f"{operand.low:.4g}"
+    return _short(operand.low) if operand.dtype else _digits(operand.low)
 
 
 def _wide_number(operand: Operand) -> str:
     wide = operand.wide
-    return _number(operand) if wide is None or not operand.dtype else _short(wide)
+    if wide is None or not operand.dtype:
+        return _number(operand)
+    return _short(wide, other=operand.low)
 
 
-def _short(number: float) -> str:
-    """Four digits, more near 1, and a point if it would look like an integer."""
-    text = f"{number:.4g}"
-    if abs(float(text)) == 1 != abs(number):
-        text = f"{number:.8g}"
+def _short(number: float, *, other: float | None = None) -> str:
+    """Four digits, more where it takes them, and a point if it would look like an integer."""
+    text = _digits(number, other=other)
     return f"{text}.0" if text.lstrip("-").isdigit() else text
+
+
+def _digits(number: float, *, other: float | None = None) -> str:
+    """As many digits as tell a number from 1 and -1, the ends of many domains, and from another."""
+    for count in DIGITS:
+        text = f"{number:.{count}g}"
+        is_at_end = abs(float(text)) == 1 != abs(number)
+        is_other = other is not None and number != other and text == f"{other:.{count}g}"
+        if not (is_at_end or is_other):
+            break
+    return text
 
 
 def _range(operand: Operand) -> str:

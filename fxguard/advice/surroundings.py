@@ -5,6 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
@@ -223,14 +224,27 @@ class Surroundings:
     def culprit(self) -> int | None:
         """The operand that matters for poles and domains: the divisor, or the only one.
 
-        Of a loss it is the one that is masked. None if it is a number, or a tensor of integers.
+        Of a loss it is the one that is masked, or not finite. None if it is a number, or a tensor
+        of integers.
         """
         inputs, name = self.step.inputs, plain(self.step.kind)
         if not inputs or (name == "div" and len(inputs) == 1 and not self.step.number_first):
             return None
         if name in LOSSES:
-            return next(filter(self.is_masked, inputs), inputs[0])
+            bad = next(filter(self._is_bad, inputs), inputs[0])
+            return next(filter(self.is_masked, inputs), bad)
         return inputs[-1] if name in ("div", "addcdiv", "xlogy") else inputs[0]
+
+    @property
+    def bad_operand(self) -> int | None:
+        """The first operand that is not finite, if one before it is; None for the first of all."""
+        inputs = self.step.inputs
+        found = next(filter(self._is_bad, inputs), None)
+        return None if found is None or found == inputs[0] else found
+
+    def _is_bad(self, value: int) -> bool:
+        found = self.range_of(value)
+        return found is not None and not math.isfinite(found.abs_max)
 
     @property
     def culprit_made_by(self) -> list[Step]:

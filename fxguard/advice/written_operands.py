@@ -10,9 +10,12 @@ from fxguard.advice.positive import (
 )
 from fxguard.advice.surroundings import Surroundings
 from fxguard.graph.poles import plain
+from fxguard.graph.tables import LOSSES
 from fxguard.plan.plan import Step
 from fxguard.source.assigned import statement_at, target_of
 from fxguard.source.named import (
+    OPERATORS,
+    given_text,
     operand_text,
     operand_texts,
     variables_in,
@@ -46,6 +49,9 @@ def operand_in(around: Surroundings) -> str:
 
     Among these it is the one whose variable is assigned where the operand was made.
     """
+    position = _position(around)
+    if position:
+        return _written_at(around.step, position)
     if text := written_operand(around.step):
         return text
     source, step = around.step.source, made_at(around, around.culprit)
@@ -56,3 +62,21 @@ def operand_in(around: Surroundings) -> str:
     found = found or operand_texts(statement_at(source), plain(around.step.kind))
     is_elsewhere = step.source.position != source.position
     return name if is_elsewhere and name in found else ""
+
+
+def _position(around: Surroundings) -> int:
+    """The place of the operand in question among several, where it is not told by the operation."""
+    inputs, name = around.step.inputs, plain(around.step.kind)
+    if name in OPERATORS or len(inputs) < 2:
+        return 0
+    value = around.culprit if name in LOSSES else around.bad_operand
+    return inputs.index(value) if value in inputs else 0
+
+
+def _written_at(step: Step, position: int) -> str:
+    """The operand at a place of the call; "" if the line does not give all operands in a row."""
+    if step.source is None:
+        return ""
+    name, count = plain(step.kind), len(step.inputs)
+    texts = (step.source.code, statement_at(step.source))
+    return next((x for each in texts if (x := given_text(each, name, position, count))), "")

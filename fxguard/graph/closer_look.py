@@ -200,7 +200,8 @@ class _Part:
             wide_low, wide_high = _range(self.of(other, value))
         is_whole = or_else(False, are_counts, value)
         dtype, count = dtype_of(value), part.numel()
-        return Operand(low, high, wide_low, wide_high, count, dtype, name, is_whole)
+        is_all = count == value.numel() and sum(size > 1 for size in value.shape) > 1
+        return Operand(low, high, wide_low, wide_high, count, dtype, name, is_whole, is_all)
 
     def of(self, value: Tensor, given: Tensor) -> Tensor:
         """The elements of an operand, in either form, given its original shape."""

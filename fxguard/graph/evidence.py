@@ -25,6 +25,7 @@ class Operand:
     name: str = ""  # of the parameter, if it was given by keyword
     # Whether all elements of the whole operand are whole numbers, and some are above 1: a count.
     is_whole: bool = False
+    is_all: bool = False  # whether it is all of a tensor of several rows
 
     @property
     def number(self) -> float | None:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from fxguard.source.syntax import tree_of
 
 __all__ = [
+    "OPERATORS",
     "SIGNS",
     "argument_text",
     "called_name",
     "factor_text",
     "first_argument",
+    "given_text",
     "innermost_operand_text",
     "last_name",
     "operand_text",
@@ -110,6 +112,23 @@ def without_parentheses(text: str) -> str:
     """Without the parentheses that only a method needs."""
     is_whole = text.startswith("(") and text.endswith(")") and tree_of(text[1:-1]) is not None
     return text[1:-1] if is_whole else text
+
+
+def given_text(code: str, name: str, position: int, count: int) -> str:
+    """One of the operands of the calls of a function; "" unless it is given so many in a row.
+
+    Example:
+        >>> given_text("y = F.kl_div(log_q, log_p, log_target=True)", "kl_div", 1, 2)
+        'log_p'
+    """
+    tree = _parsed(code)
+    calls = (
+        _arguments(node)
+        for node in (() if tree is None else ast.walk(tree))
+        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name))
+        if called_name(node) == name and not _is_of_numbers(node)
+    )
+    return _only_text(given[position] for given in calls if len(given) == count)
 
 
 def _only_text(nodes: Iterator[ast.expr], *, with_numbers: bool = False) -> str:

@@ -1,0 +1,84 @@
+"""Each sentence of a verdict is true of the program that it is said of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+RunHere = Callable[[str], Any]
+
+HEAD = "import torch, torch.nn.functional as F\ntorch.manual_seed(0)\n"
+
+
+def verdict_of(run_here: RunHere, text: str) -> str:
+    """What is said before the frames."""
+    status, _, err = run_here(HEAD + text)
+    assert status == 3, err
+    return str(err.partition("Detected inf/nan")[0])
+
+
+LOGS = (
+    "p, q = torch.randn(4, 3), torch.randn(4, 3, requires_grad=True)\n"
+    "p[0, 1] = -torch.inf\n"
+    "log_p = F.log_softmax(p, 1)\nlog_q = F.log_softmax(q, 1)\n"
+)
+
+
+@pytest.mark.parametrize("reduction", ["batchmean", "sum", "mean"])
+def test_the_operand_of_a_loss_that_is_bad_is_named(run_here: RunHere, reduction: str) -> None:
+    """The target, and not the healthy input; and all of it, not a row, made the number."""
+    said = verdict_of(
+        run_here,
+        LOGS + f"loss = F.kl_div(log_q, log_p, reduction='{reduction}', log_target=True)\n"
+        "loss.backward()\n",
+    )
+    assert "`log_p` comes from script.py:5: log_p = F.log_softmax(p, 1)" in said
+    assert "`log_q`" not in said
+    assert "kl_div of numbers from -inf to " in said
+    assert "(12 elements)" in said
+    assert "a row" not in said
+
+
+def test_the_first_operand_is_named_where_it_is_bad(run_here: RunHere) -> None:
+    said = verdict_of(
+        run_here,
+        "x = torch.tensor([1.0, 2.0], requires_grad=True)\ny = x * 1e38 * 9\nz = x + 1\n"
+        "loss = F.mse_loss(y, z)\nloss.backward()\n",
+    )
+    assert "`z`" not in said
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("torch.mul(zero, scores)", "scores"),
+        ("torch.matmul(zero, scores)", "scores"),
+        ("torch.mul(scores, zero)", "scores"),
+    ],
+)
+def test_the_operand_of_a_function_that_is_bad_is_named(
+    run_here: RunHere, call: str, name: str
+) -> None:
+    """In any place of the call."""
+    said = verdict_of(
+        run_here,
+        "w = torch.zeros(2, 2, requires_grad=True)\nzero = w * 2\n"
+        "scores = torch.ones(2, 2).masked_fill(torch.eye(2).bool(), -torch.inf)\n"
+        f"out = {call}\nout.sum().backward()\n",
+    )
+    assert "`zero` comes" not in said
+    assert f"`{name}` comes from script.py:5" in said
+
+
+def test_a_number_beside_the_end_of_a_domain_has_the_digits_that_tell_it(
+    run_here: RunHere,
+) -> None:
+    """In float64 it is above 1; with four digits it looked like 1."""
+    said = verdict_of(
+        run_here,
+        "a = torch.tensor([1.0, 2.0], requires_grad=True)\n"
+        "x = (a + 1e-8).clamp(min=1)\nx.acosh().sum().backward()\n",
+    )
+    assert "acosh(1.0); in float64 acosh(1.00000001); " in said
