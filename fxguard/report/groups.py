@@ -67,8 +67,8 @@ def group_headline(group: Sequence[Origin], totals: Mapping[str, int]) -> str:
 def more_text(group: Sequence[Origin]) -> str:
     """``and 11 more like it: in blocks.1, blocks.2, blocks.3 and 8 more``; "" for one operation.
 
-    In one module, it is the last turn of the loop: ``and 25 more like it, the last in iteration 29
-    of the loop over this line``.
+    In one module, it is the last turn of the loop: ``and 25 more like it, the last in run 29 of
+    this line in this call, from 0``.
     """
     first, *others = group
     if not others or not first.is_operation:

@@ -16,6 +16,8 @@ __all__ = [
     "first_argument",
     "given_text",
     "innermost_operand_text",
+    "is_number_of_module",
+    "is_of_numbers",
     "last_name",
     "operand_text",
     "operand_texts",
@@ -126,7 +128,7 @@ def given_text(code: str, name: str, position: int, count: int) -> str:
         _arguments(node)
         for node in (() if tree is None else ast.walk(tree))
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name))
-        if called_name(node) == name and not _is_of_numbers(node)
+        if called_name(node) == name and not is_of_numbers(node)
     )
     return _only_text(given[position] for given in calls if len(given) == count)
 
@@ -184,7 +186,7 @@ def _operands(
         elif isinstance(node, ast.AugAssign) and sign is not None and isinstance(node.op, sign):
             yield node.value if position else node.target
         elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
-            if called_name(node) != name or _is_of_numbers(node):
+            if called_name(node) != name or is_of_numbers(node):
                 continue
             given = _arguments(node)
             if len(given) > position:
@@ -262,10 +264,14 @@ def called_name(call: ast.Call) -> str:
     return str(name).rstrip("_")
 
 
-def _is_of_numbers(call: ast.Call) -> bool:
+def is_of_numbers(call: ast.Call) -> bool:
     """Whether a function computes with Python's numbers or arrays: ``math.log``."""
-    called = call.func
-    owner = called.value if isinstance(called, ast.Attribute) else None
+    return is_number_of_module(call.func)
+
+
+def is_number_of_module(node: ast.expr) -> bool:
+    """Whether an expression is something of Python's mathematics or of numpy: ``math.pi``."""
+    owner = node.value if isinstance(node, ast.Attribute) else None
     return isinstance(owner, ast.Name) and owner.id in NOT_OF_TENSORS
 
 

@@ -8,35 +8,27 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 from fxguard.batch.dataflow import DataFlow
+from fxguard.graph.poles import plain
 from fxguard.measure.details import Detail
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import FramePlan
 from fxguard.records import Range, RowRole
+from fxguard.source.times import is_chain, times_in
 
 __all__ = ["turn_in_loop", "turn_of", "turn_text"]
 
 LEAST_TURNS = 3  # a module that is called twice is shared, not a loop
 LEAST_GROWTH = 1.1  # per turn, worth telling
 
-# How Python code writes operations that have their own sign.
-SIGNS = {
-    "add": r"\+",
-    "sub": "-",
-    "mul": r"(?<!\*)\*(?!\*)",
-    "div": "(?<!/)/(?!/)",
-    "matmul": "@",
-    "pow": r"\*\*",
-}
-
 
 def turn_of(flow: DataFlow, blame: Blame) -> str:
     """The turn of a Python loop in which an operation made a bad value.
 
-    The loop is the innermost one: over the line of the operation, or around a module.
+    The loop is over the line of the operation, or around a module. Of a line all runs count since
+    the innermost module was called, whatever loops they are in and whichever graphs they are of.
 
     Returns:
         ``call 37 of `cell`; grew 2.0 times a call since call 0``; "" without a loop.
@@ -62,7 +54,7 @@ def turn_text(turn: int, magnitudes: Sequence[float], *, what: str, where: str) 
     Args:
         turn: counted from 0.
         magnitudes: the largest magnitude of the value in each earlier turn; NaN if there is none.
-        what: ``"call"`` or ``"iteration"``.
+        what: ``"call"``, ``"iteration"`` or ``"run"``.
         where: the loop.
     """
     text = f"{what} {turn} of {where}"
@@ -94,21 +86,36 @@ def _turn_of_line(flow: DataFlow, place: int, module: str) -> str:
         for each in flow.frames[begin:end]
         if (each.name, each.kind, each.source) == (frame.name, frame.kind, frame.source)
     ]
-    in_each = _times_in_line(frame.kind, frame.source.code)
-    if not in_each or len(same) % in_each or len(same) // in_each < LEAST_TURNS:
+    in_each = _times_in_each(frame, flow.frames[begin:end])
+    if not in_each or len(same) // in_each < LEAST_TURNS:
         return ""
     turn, column = divmod(same.index(frame), in_each)
     sizes = [_magnitude(flow, each) for each in same[column::in_each]]
     if not _is_recurrence(flow, same[column : in_each * turn + column + 1 : in_each]):
         sizes = []
-    return turn_text(turn, sizes, what="iteration", where="the loop over this line")
+    return turn_text(turn, sizes, what="run", where="this line in this call, from 0")
 
 
-def _times_in_line(kind: str, code: str) -> int:
-    """How many times a line of Python calls an operation; 0 if unknown."""
-    name = kind.removesuffix("_")
-    calls = len(re.findall(rf"\b{re.escape(name)}_?\(", code))
-    return calls + (len(re.findall(SIGNS[name], code)) if name in SIGNS else 0)
+def _times_in_each(frame: FramePlan, frames: Sequence[FramePlan]) -> int:
+    """How often a line runs an operation each time that the line runs; 0 if that is not certain.
+
+    Where the line has the operation more than once, what ran between two of its runs has to agree.
+    """
+    assert frame.source is not None
+    code, name = frame.source.code, plain(frame.kind)
+    times = times_in(code, name)
+    if times < 2:
+        return times
+    stretches = itertools.groupby(frames, key=lambda each: each.source == frame.source)
+    counts = [
+        sum((each.name, each.kind) == (frame.name, frame.kind) for each in stretch)
+        for is_here, stretch in stretches
+        if is_here
+    ]
+    found = [count for count in counts if count]
+    if is_chain(code, name):
+        return times if all(count % times == 0 for count in found) else 0
+    return times if all(count == times for count in found) else 0
 
 
 def _turn_of_module(flow: DataFlow, place: int, module: str) -> str:

@@ -64,7 +64,7 @@ def test_a_line_that_failed_in_many_turns_is_one_finding() -> None:
     assert len(report.origins) == 25
     heads = [line for line in report.verdict if "log made" in line]
     assert len(heads) == 1
-    more = "  and 24 more like it, the last in iteration 25 of the loop over this line"
+    more = "  and 24 more like it, the last in run 25 of this line in this call, from 0"
     assert report.verdict.index(more) < 7
     assert len(report.verdict) < 12
     alone = report_of(Filter(), torch.zeros(2))

@@ -141,9 +141,142 @@ def many_in_a_line(x: Tensor) -> Tensor:
 def test_a_loop_over_a_line(function: Callable[[Tensor], Tensor]) -> None:
     """Iterations are counted also where one of them runs an operation more than once."""
     assert turn_in(Function(function), HALF) == (
-        f"iteration {FIRST_OVERFLOW} of the loop over this line; "
-        "grew 2.0 times an iteration since iteration 0"
+        f"run {FIRST_OVERFLOW} of this line in this call, from 0; grew 2.0 times a run since run 0"
     )
+
+
+def among_numbers(x: Tensor) -> Tensor:
+    """Logarithms of numbers, products of numbers and signs are no operations on tensors."""
+    total = x
+    for i in range(20):
+        y = -0.5 * (math.log(2 * math.pi) + torch.log(x - (2 * i - 30)) + 1e-3)
+        total = total + y
+    return total
+
+
+def in_two_loops(x: Tensor) -> Tensor:
+    """The line runs 4 times in each turn of the outer loop."""
+    for _ in range(6):
+        for _ in range(4):
+            x = x * 2
+        x = x + 0
+    return x
+
+
+def in_a_while_loop(x: Tensor) -> Tensor:
+    count = 0
+    while count < 20:
+        y = x * 2
+        x, count = y + 0, count + 1
+    return x
+
+
+def in_a_function_called_again(x: Tensor) -> Tensor:
+    def three(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x * 2
+        return x
+
+    for _ in range(7):
+        x = three(x) + 0
+    return x
+
+
+def between_breaks(x: Tensor) -> Tensor:
+    """Each run is in another graph."""
+    for _ in range(20):
+        x = x * 2
+        torch._dynamo.graph_break()
+    return x
+
+
+LOOPS_OVER_A_LINE: list[tuple[Callable[[Tensor], Tensor], int]] = [
+    (in_two_loops, FIRST_OVERFLOW),
+    (in_a_while_loop, FIRST_OVERFLOW),
+    (in_a_function_called_again, FIRST_OVERFLOW),
+    (between_breaks, FIRST_OVERFLOW),
+    (among_numbers, 16),  # log(1 + 30 - 32)
+]
+
+
+@pytest.mark.parametrize(("function", "run"), LOOPS_OVER_A_LINE)
+def test_all_runs_of_a_line_count(function: Callable[[Tensor], Tensor], run: int) -> None:
+    """Whatever loops they are in: the inner or the outer turn alone would be another number."""
+    turn = turn_in(Function(function), HALF)
+    assert turn.startswith(f"run {run} of this line in this call, from 0")
+    assert ("grew 2.0 times a run" in turn) == (function is not among_numbers)
+
+
+def numbers_in_products(x: Tensor) -> Tensor:
+    for k in range(1, 20):
+        x = x * (2 * k)
+    return x
+
+
+def twice_with_other_lines_between(x: Tensor) -> Tensor:
+    def half(x: Tensor) -> Tensor:
+        return x / 2
+
+    for _ in range(20):
+        x = torch.exp(half(x)) + torch.exp(half(x))
+    return x
+
+
+def in_a_comprehension(x: Tensor) -> Tensor:
+    return torch.stack([torch.exp(x * k) for k in range(20)])
+
+
+def of_methods(x: Tensor) -> Tensor:
+    for _ in range(20):
+        x = Names().mul(x) * 2 + 0
+    return x
+
+
+class Names:
+    def mul(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [numbers_in_products, twice_with_other_lines_between, in_a_comprehension, of_methods],
+)
+def test_a_run_is_not_told_where_it_is_uncertain(function: Callable[[Tensor], Tensor]) -> None:
+    """How many of the signs of a line are operations on tensors, and in how many stretches."""
+    assert turn_in(Function(function), HALF) == ""
+
+
+def test_a_loop_over_modules_is_none_over_a_line() -> None:
+    """Their common line runs once in each."""
+
+    class Doubles(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    assert turn_in(nn.Sequential(*(Doubles() for _ in range(20))), HALF) == ""
+
+
+def test_the_runs_of_a_line_are_those_of_one_call() -> None:
+    """A module that is called again begins anew."""
+
+    class Grows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(4):
+                x = x * 2
+            return x
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grows = Grows()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(5):
+                x = self.grows(x)
+            return x
+
+    turn = turn_in(Twice(), HALF)
+    assert turn == "run 3 of this line in this call, from 0; grew 2.0 times a run since run 0"
 
 
 def over_rows(x: Tensor) -> Tensor:
@@ -178,7 +311,7 @@ def test_what_does_not_lead_to_the_next_turn_does_not_grow(
 ) -> None:
     """Rows, images and layers are larger or smaller, but nothing grows from one to the next."""
     turn = turn_in(Function(function), torch.ones(20, 4, dtype=torch.float16))
-    assert re.fullmatch(r"iteration \d of the loop over this line", turn), turn
+    assert re.fullmatch(r"run \d of this line in this call, from 0", turn), turn
 
 
 def test_a_module_that_sees_one_image_after_the_other_does_not_grow() -> None:
