@@ -6,10 +6,10 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from fxguard.findings import BROUGHT, Fix, Growth, Origin
-from fxguard.formats import FORMATS
+from fxguard.findings import Fix, Growth, Origin
 from fxguard.records import Frame, Role, Row, RowRole
 from fxguard.report.groups import group_headline, more_text
+from fxguard.report.limits import limit_text, needs_text
 
 __all__ = [
     "BLOWN_UP",
@@ -219,7 +219,7 @@ def _origin_lines(origin: Origin, more: str = "") -> Iterator[str]:
     if origin.is_lost_gradient:  # its message has the rest
         return
     if origin.is_operation:
-        needs = _needs(origin)
+        needs = needs_text(origin)
     # The fix has to be among the first five lines.
     told = (origin.operands or needs, *fix_lines(origin.fixes, with_runs=True))
     first = (told[0], origin.harm, *told[1:], origin.comes_from)
@@ -264,7 +264,7 @@ def _read_lines(origin: Origin) -> Iterator[str]:
 def _autocast_lines(origin: Origin) -> Iterator[str]:
     """The operands that autocast turned into infinities."""
     for row in origin.autocast:
-        limit = "" if origin.limit is None else f", which holds {_limit_text(origin.limit)}"
+        limit = "" if origin.limit is None else f", which holds {limit_text(origin.limit)}"
         yield f"  autocast casts {row.label} up to {row.abs_max:.2e} to {origin.dtype}{limit}"
 
 
@@ -280,34 +280,3 @@ def _counts(origin: Origin) -> str:
     first = f"at {list(origin.first_index or ())}"
     is_told = not origin.first_index or origin.operands.startswith(first)
     return text if is_told else f"{text}; first {first}"
-
-
-def _needs(origin: Origin) -> str:
-    """How far an operation exceeded the limit; "" if it did not.
-
-    For an underflow, what was lost.
-    """
-    if origin.largest_lost is not None and (form := FORMATS.get(origin.dtype)) is not None:
-        return (
-            f"it lost up to {origin.largest_lost:.1e}; the smallest number of {origin.dtype} is "
-            f"{form.smallest:.1e}"
-        )
-    if origin.problem != "inf" or origin.limit is None:
-        return ""
-    if origin.cause not in ("overflow", "unknown") or origin.what in BROUGHT:
-        return ""  # of a pole: a larger dtype does not help
-    if origin.phase == "optimizer" and origin.cause == "unknown":  # perhaps a setting was infinite
-        return ""
-    if origin.needed is None:
-        return f"{origin.dtype} holds {_limit_text(origin.limit)}"
-    if math.isinf(origin.needed):
-        return "" if " in float64" in origin.operands else "it is infinite in float64 too"
-    if origin.needed <= origin.limit:
-        return ""
-    ratio = f"{origin.needed / origin.limit:.3g}"
-    times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
-    return f"it needs {origin.needed:.4g}, {times} ({_limit_text(origin.limit)})"
-
-
-def _limit_text(value: float) -> str:
-    return f"{value:.0f}" if value < 1e6 else f"{value:.3g}"

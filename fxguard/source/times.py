@@ -43,7 +43,8 @@ def times_in(code: str, name: str) -> int:
 def is_chain(code: str, name: str) -> bool:
     """Whether a line applies an operation again and again to the variable that it assigns.
 
-    Then each of its signs is an operation on tensors: ``x = x * 1 * 2``, and not ``x = x * (2 * k)``.
+    Then each of its signs is an operation on tensors: ``x = x * 1 * 2`` is one, and ``x = x * (2 *
+    k)`` is none.
     """
     tree = _parsed(code)
     statement = tree.body[0] if tree is not None and len(tree.body) == 1 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -122,6 +123,7 @@ class Description:
             cause_in_words=or_else("", self.words, blame, cause),
             comes_from=or_else("", self.comes_from, blame),
             operands=self.operands(blame),
+            first_bad=or_else(None, self.pole, blame) if evidence is None else None,
             needed=needed_by(evidence) if evidence is not None and is_inf else None,
             fixes=self.fixes(blame),
             harm="" if judged is None else judged.harm,
@@ -146,6 +148,11 @@ class Description:
         return words_for(
             name, case.evidence, of_mask=case.reads_mask(), lost_eps=case.lost_number()
         )
+
+    def pole(self, blame: Blame) -> float | None:
+        """``-inf`` of a logarithm of 0, which magnitudes alone tell; None of other numbers."""
+        found = self.opinion.deduced(blame)
+        return -math.inf if found is not None and found.number == -math.inf else None
 
     def comes_from(self, blame: Blame) -> str:
         """Where the operand, or a value that was given, got its value in the script."""

@@ -30,7 +30,7 @@ WRONG = {
     ),
     "a result that is only printed": (
         "def f(x):\n    return torch.log(x - x)\nprint(vmap(f)(torch.ones(4, 3)))\n",
-        "log made inf (script.py:6): log of zero",
+        "log made -inf (script.py:6): log of zero",
     ),
     "other dimensions": (
         "def f(x):\n"

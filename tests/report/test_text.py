@@ -152,6 +152,41 @@ def test_what_an_overflow_needs(operands: str, needed: float, line: str | None) 
     assert rest == ([] if line is None else [line.format("what float16 holds (65504)")])
 
 
+def unknown(kind: str, *inputs: tuple[float, float], phase: str = "forward") -> Origin:
+    """An infinity of which nobody knows more than magnitudes."""
+    rows = [Row(f"input[{i}]", *each) for i, each in enumerate(inputs)]
+    frame = Frame("", kind, True, (*rows, Row("output", 0.0, INF)), phase=phase)
+    return Origin(frame, "inf", kind, "output", dtype="float32", limit=3.4028234e38)
+
+
+UNKNOWN = [
+    (unknown("log", (0.0, 3.0)), False),
+    (unknown("log_", (1e-40, 3e38)), False),
+    (unknown("exp", (0.0, 90.0)), True),
+    (unknown("mul", (0.0, 3e30), (1.0, 1e9)), True),
+    (unknown("mul", (0.0, 3.0), (1.0, 1e9)), False),
+    (unknown("mul"), True),
+    (unknown("div", (1.0, 3.0), (1e-39, 1.0)), True),
+    (unknown("div", (1.0, 3.0), (0.0, 1.0)), False),
+    (unknown("div", (1.0, 3.0), (0.1, 1.0)), False),
+    (unknown("div", (1.0, 3.0)), True),
+    (unknown("rsqrt", (0.0, 1.0)), False),
+    (unknown("matmul", (0.0, 1e20), (0.0, 1e20)), True),
+    (unknown("mul", (0.0, INF), (1.0, 2.0)), True),
+    (unknown("log", (0.0, 3.0), phase="backward"), True),
+]
+
+
+@pytest.mark.parametrize(("origin", "is_told"), UNKNOWN)
+def test_the_limit_of_a_dtype_is_told_where_it_may_be_exceeded(
+    origin: Origin, is_told: bool
+) -> None:
+    """Of a logarithm it is beside the point, and where all operands are far from it."""
+    assert ("  float32 holds 3.4e+38" in Report(0, (), (origin,)).verdict) == is_told
+    overflow = dataclasses.replace(origin, cause="overflow")
+    assert "  float32 holds 3.4e+38" in Report(0, (), (overflow,)).verdict
+
+
 LOST = dataclasses.replace(
     OVERFLOW,
     problem="underflow",
