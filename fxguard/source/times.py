@@ -5,19 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from fxguard.source.named import called_name, is_number_of_module, is_of_numbers
+from fxguard.source.named import SIGNS, called_name, is_number_of_module, is_of_numbers
 from fxguard.source.syntax import tree_of
 
 __all__ = ["is_chain", "times_in"]
 
-SIGNS: dict[str, type[ast.operator]] = {
-    "add": ast.Add,
-    "div": ast.Div,
-    "matmul": ast.MatMult,
-    "mul": ast.Mult,
-    "pow": ast.Pow,
-    "sub": ast.Sub,
-}
 LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 
 
