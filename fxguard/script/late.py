@@ -27,7 +27,6 @@ __all__ = ["Late", "LateOperations", "LatePair", "later"]
 MOST = 1024  # operations, before their numbers are asked for
 LARGE = 2**24  # bytes of what an operation read and made, from which on they are not kept
 MOST_BYTES = 2**27  # of what is kept, before the numbers are asked for
-WRITTEN = -1  # in the place of a version: the operation wrote to it, or it was not kept
 
 
 class LatePair:
@@ -100,14 +99,15 @@ class Late:
             for each, known in zip(flat((args, kwargs)), noted, strict=True)
             if isinstance(each, Tensor)
         ]
-        size = result.nbytes + sum(each.nbytes for each, _ in read)
+        size = _bytes_behind(result) + sum(_bytes_behind(each) for each, _ in read)
         self.size = size if size <= LARGE else 0
         self._made = _without_autograd(result) if self.size else None
         kept: dict[int, Tensor] = {}
-        self._read: dict[int, tuple[Any, Record | None]] = {}  # by id: its version, its record
+        # By id: its version, if it was kept and somebody counts its writes, and its record.
+        self._read: dict[int, tuple[int | None, Record | None]] = {}
         for each, known in read:
             alone = kept[id(each)] = _without_autograd(each) if self.size else _blank(each)
-            version = WRITTEN if each is result or not self.size else version_of(each)
+            version = version_of(each) if self.size and each is not result else None
             self._read[id(alone)] = version, known if is_record(known) else None
         self.args = _with(kept, args)
         self.kwargs = _with(kept, kwargs)
@@ -123,11 +123,12 @@ class Late:
 
     def is_as_it_was(self, read: Tensor) -> bool:
         """Whether a tensor in :attr:`args` holds what it did then."""
-        return bool(version_of(read) == self._read[id(read)][0])
+        version = self._read[id(read)][0]
+        return version is not None and version_of(read) == version
 
     def as_it_was(self) -> Tensor | None:
         """What it made; None where that, or what it read, was not kept or has been written."""
-        if self._made is None or version_of(self._made) != self.version:
+        if self._made is None or self.version is None or version_of(self._made) != self.version:
             return None
         tensors = (each for each in flat((self.args, self.kwargs)) if isinstance(each, Tensor))
         return self._made if all(map(self.is_as_it_was, tensors)) else None
@@ -135,6 +136,11 @@ class Late:
 
 def _without_autograd(tensor: Tensor) -> Tensor:
     return tensor if tensor.grad_fn is None else tensor.detach()
+
+
+def _bytes_behind(tensor: Tensor) -> int:
+    """Of the memory that would stay: a view keeps all of that which it looks into."""
+    return tensor.untyped_storage().nbytes()
 
 
 def _blank(tensor: Tensor) -> Tensor:

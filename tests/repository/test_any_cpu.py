@@ -33,7 +33,7 @@ SAMPLE = (
 @pytest.mark.parametrize(
     ("capability", "lapack", "threads"),
     [
-        ("default", "COMPATIBLE", 4),
+        pytest.param("default", "COMPATIBLE", 4, marks=pytest.mark.campaign),
         pytest.param("avx2", "AVX2", 2, marks=pytest.mark.campaign),
     ],
 )
