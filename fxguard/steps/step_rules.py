@@ -297,8 +297,8 @@ def _eps(case: StepCase) -> StepFinding | None:
     larger = "an eps above 0"
     if case.dtype == "float16":
         larger = (
-            "eps=1e-4, or keep the weights in float32 (with torch.autocast the forward is in "
-            "float16 all the same)"
+            "eps=1e-4, or keep the weights in float32 (torch.autocast casts them for the forward "
+            "where it helps)"
         )
     return StepFinding(text, "zero divisor", _advice(larger))
 
