@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxguard.advice import cancelled, lowered, signs, vanished, wrapped, zeros
+from fxguard.advice._patterns import number_of
 from fxguard.advice._rules import Rule, names_in
 from fxguard.advice.case import Case
+from fxguard.advice.positive import made_at
 from fxguard.advice.written_operands import titled
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
@@ -123,6 +125,30 @@ def _cancelled(case: Case) -> Mapping[str, str]:
     }
 
 
+def _magnitude(case: Case) -> Mapping[str, str]:
+    """The integers whose magnitude is negative, and where it was taken."""
+    found = wrapped.wrapped_magnitude(case) or wrapped.Wrapped("it", "")
+    return {"integers": found.squared, "place": found.place}
+
+
+def _terms(case: Case) -> str:
+    """``0.7812 - 1``: the difference by a number that a negative base is; "" if it is none."""
+    step = made_at(case.around, case.around.culprit)
+    number = case.negative_operand
+    is_difference = step is not None and plain(step.kind) in ("rsub", "sub")
+    if number is None or step is None or not is_difference or number_of(step) is None:
+        return ""
+    other = step.literals[0]
+    if plain(step.kind) == "rsub" or step.number_first:
+        return f"{other:.4g} - {other - number:.4g}"
+    return f"{number + other:.4g} - {other:.4g}"
+
+
+def _is_of_number(case: Case) -> bool:
+    is_other = signs.is_learned_exponent(case) or signs.is_root_of_powers(case)
+    return bool(_terms(case)) and not is_other and cancelled.cancelled_state(case) is None
+
+
 def _wrapped(case: Case) -> Mapping[str, str]:
     """The integers that were squared, and where."""
     found = wrapped.wrapped_square(case) or wrapped.Wrapped("it", "")
@@ -194,6 +220,14 @@ ZERO_RULES = (
     Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "compute in {wide} from {exp} on: it holds {name} down to {name}({far})", _fits_wider,
          words=_vanished),
+    Rule("domain", _LOG | _POWERS | _ROOTS | {"log1p"}, "advice",
+         "make {integers} floating-point numbers before abs, {integers}.float().abs() ({place}): "
+         "abs of the smallest integer of a type is that negative integer itself",
+         lambda c: wrapped.wrapped_magnitude(c) is not None, words=_magnitude),
+    Rule("domain", _POWERS, "advice",
+         "see why {c.operand} is {c.number}{c.made_at}, {terms}: keep what it is computed of "
+         "within its range; a bound on the base only hides it",
+         _is_of_number, words=lambda c: {"terms": _terms(c)}),
     Rule("domain", _LOG | _POWERS | _ROOTS, "advice",
          "square {squared} as floating-point numbers, {squared}.float() ({place}): its squares are "
          "integers too large for their type, and have wrapped around to negative ones",

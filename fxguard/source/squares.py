@@ -1,17 +1,19 @@
-"""What a statement squares: ``pcm`` of ``(pcm * pcm).sum()``, ``x[i] ** 2`` and ``x.square()``."""
+"""What a statement squares, or takes ``abs`` of: ``pcm`` of ``(pcm * pcm).sum()``."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from fxguard.records import Source
-from fxguard.source.assigned import assignment_of, statement_at
+from fxguard.source.assigned import assignment_of, statement_at, statement_node
 from fxguard.source.named import called_name, first_argument, variables_in
 from fxguard.source.syntax import tree_of
 
-__all__ = ["square_at", "square_in"]
+__all__ = ["magnitude_at", "square_at", "square_in"]
 
 SQUARES = ("square", "pow")
+CONVERSIONS = ("double", "float", "half", "to", "type")
 
 
 def square_at(source: Source) -> tuple[str, Source] | None:
@@ -29,6 +31,37 @@ def square_at(source: Source) -> tuple[str, Source] | None:
         if made is not None and squared:
             return squared, made
     return None
+
+
+def magnitude_at(source: Source) -> tuple[str, Source] | None:
+    """The integers whose magnitude a line converts, or divides by a number; and the line of abs."""
+    tree = tree_of(statement_at(source))
+    nodes = [] if tree is None else list(ast.walk(tree))
+    converted = [x for node in nodes if (x := _converted(node)) is not None]
+    if found := _only_magnitude(converted):
+        return found, source
+    for name in (each.id for each in converted if isinstance(each, ast.Name)):
+        made = assignment_of(name, source)
+        statement = None if made is None else statement_node(made)
+        if made is not None and isinstance(statement, ast.Assign):
+            found = _only_magnitude([statement.value])
+            return (found, made) if found else None
+    return None
+
+
+def _converted(node: ast.AST) -> ast.expr | None:
+    """``x`` of ``x.float()`` and ``x / 32768``."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return node.left
+    if isinstance(node, ast.Call) and called_name(node) in CONVERSIONS:
+        return first_argument(node)
+    return None
+
+
+def _only_magnitude(nodes: Sequence[ast.expr]) -> str:
+    calls = [each for each in nodes if isinstance(each, ast.Call) and called_name(each) == "abs"]
+    given = {ast.unparse(x) for call in calls if (x := first_argument(call)) is not None}
+    return given.pop() if len(given) == 1 else ""
 
 
 def square_in(code: str) -> str:

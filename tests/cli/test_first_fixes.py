@@ -523,6 +523,34 @@ FACTORED = {
         "combine the exponents before exp",
     ),
 }
+OUTSIDE = {
+    "sound whose smallest number has no magnitude": (
+        "pcm = torch.tensor([5, -32768, 7], dtype=torch.int16)\n"
+        "mag = pcm.abs().float() / 32768.0\nprint(torch.log1p(255.0 * mag))\n",
+        "make pcm floating-point numbers before abs, pcm.float().abs() (script.py:5)",
+    ),
+    "a level of bytes": (
+        "q = torch.tensor([5, -128, 7], dtype=torch.int8)\nlevel = torch.abs(q)\n"
+        "level = level.to(torch.float32)\nprint(torch.log(level))\n",
+        "make q floating-point numbers before abs, q.float().abs() (script.py:5)",
+    ),
+    "a root of a magnitude": (
+        "n = torch.tensor([5, -2147483648], dtype=torch.int32)\nprint((n.abs() / 4).sqrt())\n",
+        "make n floating-point numbers before abs",
+    ),
+    "a stretch of positions": (
+        "n = torch.tensor(25)\nstretch = 2.0 * n / 64 - 1.0\nprint(100 * stretch ** 1.2)\n",
+        "see why stretch is -0.2188 in sub (script.py:5), 0.7812 - 1: keep what it is computed of",
+    ),
+    "a rest to a power": (
+        "t = torch.tensor([0.5, 1.25])\nrest = 1.0 - t\nprint(rest ** 0.7)\n",
+        "see why rest is -0.25",
+    ),
+    "a threshold": (
+        "x = torch.tensor([2.0, 0.5])\ny = (x - 1.5) ** 2.5\nprint(y)\n",
+        "0.5 - 1.5: keep what it is computed of within its range",
+    ),
+}
 IN_HALF = "with torch.autocast('cpu', torch.float16):\n    "
 UNSCALED = {
     "sound of 24 bits": (
@@ -545,6 +573,7 @@ UNSCALED = {
     ),
 }
 FIRST = {
+    **OUTSIDE,
     **UNSCALED,
     **FACTORED,
     **HIDDEN,
@@ -565,6 +594,24 @@ FIRST = {
 
 # What is not said of these, and what is.
 TWINS = {
+    "a magnitude less a threshold": (
+        "pcm = torch.tensor([5, -300, 7], dtype=torch.int16)\n"
+        "mag = pcm.abs().float() - 9\nprint(torch.log(mag))\n",
+        "before abs",
+    ),
+    "a magnitude with its sign": (
+        "pcm = torch.tensor([5, -300, 7], dtype=torch.int16)\n"
+        "mag = -pcm.abs().float() / 9\nprint(torch.sqrt(mag))\n",
+        "before abs",
+    ),
+    "a root of a difference by a number": (
+        "x = torch.tensor([2.0, 0.5])\nprint((x - 1.5).sqrt())\n",
+        "only hides it",
+    ),
+    "a power of a difference of two tensors": (
+        "x = torch.tensor([2.0, 0.5])\nprint((x - x.mean()) ** 0.3)\n",
+        "only hides it",
+    ),
     "weights that are large, of data that is scaled": (
         "net = torch.nn.Linear(2, 1)\ntorch.nn.init.constant_(net.weight, 6e4)\n"
         "x = torch.tensor([[1.0, 3.0], [1.0, 2.0]])\n"

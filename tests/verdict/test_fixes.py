@@ -471,6 +471,8 @@ OF_PROGRAMS = (
     "take {c.counted}.clamp(min=1): it is whole",
     "divide by {count}",
     "look at what makes {c.bare} 0",
+    "make {integers}",
+    "see why {c.operand} is {c.number}{c.made_at}, {terms}",
     "square {squared}",
     "update {P}",
     "keep {c.x} from falling",
