@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
 from fxguard.graph.heads import is_of_heads
 from fxguard.graph.mask_makers import masks_behind
+from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.measure.columns import Columns, large_columns
 from fxguard.measure.details import Detail, are_logs_of_counts
 from fxguard.passes.unmark import without_marks
@@ -55,6 +57,7 @@ from fxguard.verdict.trials import tried, with_tried
 __all__ = ["Description", "position_of"]
 
 NO_CAUSE = "no cause: "  # prefix of the operands of an origin
+BOUNDS = ("bound the argument", "choose the divisor")  # how advice begins that keeps 0 away
 HALVES = ("float16", "bfloat16")  # dtypes of models that may have some operations in float32
 _NOTHING = PlannedStep("", "", (), ())
 
@@ -309,6 +312,8 @@ class Description:
             )
             kept = 1 if fixes[0].text.startswith(BOUND) else 0
             fixes = (*fixes[:kept], *causes, *fixes[kept:])[:MOST_FIXES]
+        if cause == "zero divisor" and fixes and fixes[0].text.startswith(BOUNDS):
+            fixes = (*or_else(nothing, self.of_zero_argument, around), *fixes)[:MOST_FIXES]
         if cause not in FAILURES or self.flow.values[blame.value].dtype not in HALVES:
             return fixes
         if cause == "overflow" and not any(each.kind == "exact" for each in fixes):
@@ -320,6 +325,20 @@ class Description:
         absorbed = self.judgment.verdict.absorbed
         harmless = [keys[other.value] for other in absorbed if other.step is not None]
         return with_tried(fixes, tried(self.judgment.batch, keys[blame.value], harmless))
+
+    def of_zero_argument(self, around: Surroundings) -> tuple[Fix, ...]:
+        """Leave out the call that gave the model an argument of zeros; () if that is no operand."""
+        value = around.culprit
+        while value is not None and (step := around.maker_of(value)) is not None:
+            is_passed = not step.counts or step.kind in MOVES | CASTS | SELECTS
+            value = step.inputs[0] if is_passed and len(step.inputs) == 1 else None
+        given = None if value is None else self.range_of(value)
+        name = "" if value is None else self.judgment.name_of(value)
+        found, caller = re.match(r"argument `(\w+)` of ", name), source_of_caller()
+        if given is None or given.abs_max != 0 or found is None or caller is None:
+            return ()
+        text = f"leave out the call at {caller.place}, which gives {found[1]} = 0, if 0 ends a "
+        return (Fix("advice", text + "schedule: no step is left to take there"),)
 
     def unscaled(self, blame: Blame) -> tuple[Fix, ...]:
         """What to do about a layer in half precision that has overflowed of the model's input."""

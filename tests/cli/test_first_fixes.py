@@ -551,6 +551,32 @@ OUTSIDE = {
         "0.5 - 1.5: keep what it is computed of within its range",
     ),
 }
+DENOISER = (
+    "class N(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.l = torch.nn.Linear(2, 2)\n    def forward(self, x, s):\n"
+    "        return self.l(x) + %s\nnet = N()\n"
+)
+AT_THE_END = {
+    "the logarithm of a noise level": (
+        DENOISER % "s.log()[:, None]" + "with torch.no_grad():\n    for s in (1.0, 0.5, 0.0):\n"
+        "        y = net(torch.randn(3, 2), torch.full((3,), s))\nprint(y)\n",
+        "leave out the call at script.py:13, which gives s = 0",
+    ),
+    "a quotient by a time": (
+        DENOISER
+        % "x / s"
+        + "times = torch.linspace(1, 0, 3)\nwith torch.no_grad():\n    for t in times:\n"
+        "        y = net(torch.randn(3, 2), t)\nprint(y)\n",
+        "leave out the call at script.py:14, which gives s = 0",
+    ),
+    "a level that is moved": (
+        DENOISER
+        % "torch.log(s.view(-1, 1).float())"
+        + "with torch.no_grad():\n    y = net(torch.randn(3, 2), torch.zeros(3).double())\n"
+        "print(y)\n",
+        "leave out the call at script.py:12, which gives s = 0",
+    ),
+}
 IN_HALF = "with torch.autocast('cpu', torch.float16):\n    "
 UNSCALED = {
     "sound of 24 bits": (
@@ -573,6 +599,7 @@ UNSCALED = {
     ),
 }
 FIRST = {
+    **AT_THE_END,
     **OUTSIDE,
     **UNSCALED,
     **FACTORED,
@@ -594,6 +621,16 @@ FIRST = {
 
 # What is not said of these, and what is.
 TWINS = {
+    "a level that is 0 in one sample": (
+        DENOISER % "s.log()[:, None]"
+        + "print(net(torch.randn(3, 2), torch.tensor([0.3, 0.0, 0.25])))\n",
+        "leave out the call",
+    ),
+    "a level that the model makes 0": (
+        DENOISER % "(s * 0).log()[:, None]"
+        + "print(net(torch.randn(3, 2), torch.tensor([0.3, 0.5, 0.25])))\n",
+        "leave out the call",
+    ),
     "a magnitude less a threshold": (
         "pcm = torch.tensor([5, -300, 7], dtype=torch.int16)\n"
         "mag = pcm.abs().float() - 9\nprint(torch.log(mag))\n",
