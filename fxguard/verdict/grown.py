@@ -26,6 +26,7 @@ __all__ = ["fixes_of_factors", "fixes_of_growth", "fixes_of_updates"]
 UPDATES = frozenset(["add", "add_", "addcdiv_", "addcmul_", "index_add_", "lerp_", "sub", "sub_"])
 DIVERGED = 100.0  # how much larger updates have made a number
 UNSCALED = 100.0  # times a weight, from which an input is large
+RAW = 1000.0  # the same where the layer that reads it overflows itself, as few do but in 16 bits
 WHITE = 255.0  # the largest of pixels that nobody has divided
 MADE_OF_DATA = frozenset(["arange", "as_tensor", "from_numpy", "full", "linspace", "tensor"])
 READERS = LAYERS - {"embedding", "layer_norm"}
@@ -53,6 +54,8 @@ def fixes_of_growth(
     way = list(way_back(flow, blame, beyond))
     itself = _itself(flow, blame)
     if only_itself and (itself is None or any(plain(x.step.kind) in READERS for x in way)):
+        return ()
+    if only_itself and itself is not None and itself.before < RAW:
         return ()
     way = way if itself is None else [itself, *way]
     return tuple(_of_inputs(way, columns, of_sample))
