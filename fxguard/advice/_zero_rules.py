@@ -15,11 +15,19 @@ from fxguard.advice.positive import made_at
 from fxguard.advice.written_operands import titled
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
+from fxguard.plan.plan import Step
 from fxguard.source.assigned import target_of
 from fxguard.source.named import other_text
 from fxguard.source.weighed import divergence_in
 
 __all__ = ["ZERO_RULES"]
+
+SQUARE_ROOTS = (
+    "carry a Cholesky factor of the covariance (a square-root form); Joseph's form alone may turn "
+    "negative in {}, too"
+)
+WITHOUT = "in a form without the difference, as the mean of (x - mean) ** 2 is for a variance"
+PRODUCTS_OF_MATRICES = names_in("bmm matmul mm mv")
 
 _LOG = names_in("log log10 log2")
 _POWERS = names_in("pow float_power")
@@ -109,11 +117,15 @@ def _fits_wider(case: Case) -> bool:
     return vanished.exponent_of(case, step) > lowest
 
 
+def _is_of_matrices(step: Step) -> bool:
+    return plain(step.kind) in PRODUCTS_OF_MATRICES
+
+
 def _cancelled(case: Case) -> Mapping[str, str]:
     """What cancelled where, and what would not."""
     found = cancelled.cancelled_state(case) or cancelled.cancelled_difference(case)
     if found is None:
-        return dict.fromkeys(("name", "largest", "place", "wider", "floor"), "it")
+        return dict.fromkeys(("name", "largest", "place", "wider", "instead", "floor"), "it")
     wider = "" if case.dtype == "float64" else f"compute it in {_wider(case.dtype)}, or "
     floor = FORMATS[case.dtype].eps * found.largest
     return {
@@ -121,6 +133,7 @@ def _cancelled(case: Case) -> Mapping[str, str]:
         "largest": f"{found.largest:.{4 if found.largest < 1e4 else 2}g}",
         "place": titled(found.step),
         "wider": wider,
+        "instead": SQUARE_ROOTS.format(case.dtype) if _is_of_matrices(found.step) else WITHOUT,
         "floor": f"{floor:.0e}",
     }
 
@@ -237,9 +250,7 @@ ZERO_RULES = (
          "roundings (I - K H) {P} is no covariance any more; a smaller first {P} loses less",
          _is_updated, words=_updated),
     Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
-         "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}carry a "
-         "Cholesky factor of the covariance (a square-root form); Joseph's form alone may turn "
-         "negative in {c.dtype}, too",
+         "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}{instead}",
          lambda c: cancelled.cancelled_state(c) is not None, words=_cancelled),
     Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
          "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}in a form "

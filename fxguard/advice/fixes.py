@@ -6,6 +6,7 @@ A new fix is one entry in :data:`RULES`. Knows nothing of torch.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from fxguard.advice import becomes, signs, zeros
 from fxguard.advice._rewrites import REWRITES
@@ -30,6 +31,7 @@ from fxguard.graph.poles import (
 )
 from fxguard.graph.tables import CASTS
 from fxguard.records import Role
+from fxguard.source.same_operand import same_operand_at
 from fxguard.source.suspects import Suspected
 
 __all__ = [
@@ -158,6 +160,14 @@ def fixes_of_entry(has_nan: bool, suspects: Suspected | None) -> tuple[Fix, ...]
         return (Fix("advice", f"{suspects.text}; fxguard has not seen it run"),)
     missing = "NaN in a table or a file is a missing value" if has_nan else "no model takes inf"
     return (Fix("advice", f"drop it or fill it in where the data is read: {missing}"),)
+
+
+def _likewise(case: Case) -> Mapping[str, str]:
+    """The other lines that apply the operation to the same expression."""
+    source = case.around.step.source
+    same = [] if source is None else same_operand_at(source, case.name)
+    others = " and ".join(each.place for each in same)
+    return {"likewise": f", and likewise at {others}" if others else ""}
 
 
 _LOG = _names("log log10 log2")
@@ -333,10 +343,16 @@ RULES = (
     Rule("zero divisor", _LOG, "advice",
          "take log1p(n), or log(n.clamp(min=1)), where n counts: a count may be 0",
          signs.is_count_of_mask, rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
+    Rule("zero divisor", _LOG, "advice",
+         "take 1 for a deviation of 0, {c.name}(torch.where({c.x} == 0, 1, {c.x})): what is "
+         "constant has none, and an eps in its place makes a scale of 1 / eps",
+         signs.is_inverted_spread,
+         tries=("{c.name}(a) -> {c.name}(where(a == 0, 1, a))",)),
     Rule("zero divisor", _LOG | {"rsqrt"}, "advice",
          "add an eps to the variance, {c.name}(v + {c.near_zero})",
          lambda c: signs.is_variance(c) and c.eps_has_gradient()
-         and not zeros.is_spread_of_data(c), tries=("{c.name}(a) -> {c.name}(a + {c.near_zero})",)),
+         and not (zeros.is_spread_of_data(c) or signs.is_inverted_spread(c)),
+         tries=("{c.name}(a) -> {c.name}(a + {c.near_zero})",)),
     Rule("zero divisor", None, "advice",
          "compute {c.name} and what it reads in float32, with an eps: at an eps that float16 "
          "holds, the gradient overflows",
@@ -399,6 +415,10 @@ RULES = (
          lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
          and not (signs.is_root_of_powers(c) or signs.is_learned_exponent(c))),
     Rule("domain", _names("pow rsqrt sqrt"), "advice", VARIANCE, signs.is_difference_with_square),
+    Rule("domain, rounding", _LOG, "advice",
+         "compute the variance as the mean of (x - mean) ** 2, or in float64: of numbers far from "
+         "0, sq - mean ** 2 keeps roundings alone, and so does a bound on it",
+         signs.is_difference_with_square),
     Rule("rounding", _names("pow rsqrt sqrt"), "advice",
          "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2: by roundings "
          "the difference is negative", signs.is_difference_with_square),
@@ -407,9 +427,9 @@ RULES = (
            "has no gradient there", _is_far_outside)
       for name, bounded in _BOUNDED.items() if name in DOMAINS),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
-           f"bound the argument: {bounded}",
+           f"bound the argument: {bounded}{{likewise}}",
            lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True,
-           tries=(_BOUNDED_RUN[name],))
+           words=_likewise, tries=(_BOUNDED_RUN[name],))
       for name, bounded in _BOUNDED.items()),
     Rule("zero divisor, rounding, domain", _OTHERS, "advice",
          "bound the argument of {c.name} away from where it has no value",
@@ -442,8 +462,10 @@ RULES = (
            and not (c.name == "sqrt" and signs.is_difference(c)),
            rewrites=_WITH_EPS.get(name, ()))
       for name, smoothed in _SMOOTHED.items()),
-    *(Rule("singular gradient", _names(name), "advice", f"bound the argument: {bounded}",
-           lambda c: not signs.is_chosen_after(c), tries=(_BOUNDED_RUN[name],))
+    *(Rule("singular gradient", _names(name), "advice",
+           f"bound the argument: {bounded}{{likewise}}",
+           lambda c: not signs.is_chosen_after(c), words=_likewise,
+           tries=(_BOUNDED_RUN[name],))
       for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
     *(Rule("singular gradient, rounding", _names(name), "advice", text, Case.is_degenerate)
       for name, text in _INVARIANT.items()),

@@ -200,6 +200,13 @@ def is_difference_with_square(case: Case) -> bool:
     )
 
 
+def is_inverted_spread(case: Case) -> bool:
+    """It is a deviation, and minus its logarithm is taken: that of a scale 1 / deviation."""
+    step = made_by(case.around, case.around.culprit)
+    is_spread = step is not None and plain(step.kind) in ("std", "var")
+    return is_spread and any(plain(step.kind) == "neg" for step in case.around.read_by)
+
+
 def is_difference(case: Case) -> bool:
     """It is a difference of two tensors."""
     step = made_by(case.around, case.around.culprit)
