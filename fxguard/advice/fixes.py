@@ -31,6 +31,7 @@ from fxguard.graph.poles import (
 )
 from fxguard.graph.tables import CASTS
 from fxguard.records import Role
+from fxguard.source.acceptance import acceptance_in
 from fxguard.source.same_operand import same_operand_at
 from fxguard.source.suspects import Suspected
 
@@ -170,6 +171,19 @@ def _likewise(case: Case) -> Mapping[str, str]:
     return {"likewise": f", and likewise at {others}" if others else ""}
 
 
+def _is_of_sampler(case: Case) -> bool:
+    source = case.around.step.source
+    return source is not None and acceptance_in(source.file) is not None
+
+
+def _acceptance(case: Case) -> Mapping[str, str]:
+    """The probability with which a sampler accepts a proposal, and its line."""
+    source = case.around.step.source
+    found = None if source is None else acceptance_in(source.file)
+    name, at = found or ("the probability to accept it", source)
+    return {"name": f"`{name}`", "place": "" if at is None else at.place}
+
+
 _LOG = _names("log log10 log2")
 _POSITIVE = _LOG | _names("float_power pow rsqrt sqrt xlogy")  # these need a positive operand
 _POLES = _LOG | _names("div reciprocal rsqrt")
@@ -271,6 +285,9 @@ def _is_free(case: Case) -> bool:
 
 
 RULES = (
+    Rule("overflow", None, "advice",
+         "reject a proposal that diverges: take 0 for {name} ({place}) where it is not finite, "
+         "before anything is adapted to it", _is_of_sampler, words=_acceptance),
     *ZERO_RULES,
     *REWRITES,
     # In a row that is masked entirely these are other functions, so they are not exact.

@@ -121,6 +121,778 @@ PRODUCTS = {
 }
 
 SPREADS = {
+    "a mixture by expectation and maximization": (
+        "x = torch.cat([torch.randn(30), torch.full((20,), 9.0)])\n"
+        "mu, var = torch.tensor([0.0, 9.0]), torch.ones(2)\n"
+        "for _ in range(9):\n"
+        "    d = x[:, None] - mu\n"
+        "    logp = -0.5 * (d ** 2 / var + torch.log(var))\n"
+        "    r = logp.softmax(1)\n"
+        "    n = r.sum(0)\n"
+        "    mu = (r * x[:, None]).sum(0) / n\n"
+        "    var = (r * (x[:, None] - mu) ** 2).sum(0) / n\n"
+        "print(mu, var)\n",
+        "add a floor in the line that makes `var` (script.py:12)",
+    ),
+}
+
+SIGNS = {
+    "a variance that is a parameter": (
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.s2 = torch.nn.Parameter(torch.tensor([0.01, 1.0]))\n"
+        "    def nll(self, x, i):\n"
+        "        v = self.s2[i]\n"
+        "        return (torch.log(v) + x ** 2 / v).mean()\n"
+        "m = M()\no = torch.optim.SGD(m.parameters(), 0.05)\n"
+        "x, i = torch.randn(6) * 0.0, torch.tensor([0, 0, 1, 1, 0, 1])\n"
+        "for _ in range(9):\n    o.zero_grad()\n    m.nll(x, i).backward()\n    o.step()\n",
+        "keep self.s2 positive, by softplus or exp",
+    ),
+    "generalized mean pooling": (
+        "x = torch.randn(2, 3, 4, 4)\np = torch.nn.Parameter(torch.tensor(3.0))\n"
+        "y = (x ** p).mean((2, 3)) ** (1 / p)\ny.sum().backward()\n",
+        "clamp what the first power reads, x.clamp(min=1e-6)",
+    ),
+}
+
+DIVISORS = {
+    "the smaller of both": (
+        "snr = torch.tensor([0.0, 0.5, 9.0])\nw = torch.clamp(snr, max=5.0) / snr\nprint(w)\n",
+        "take (c / snr).clamp(max=1)",
+    ),
+    "a row without a length": (
+        "x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])\nu = x / x.norm(dim=1, keepdim=True)\n"
+        "print(u)\n",
+        "take F.normalize(x, dim=dim)",
+    ),
+    "gradients that are clipped each": (
+        "g = torch.tensor([[0.0, 0.0], [3.0, 4.0]])\nn = torch.linalg.norm(g, dim=1)\n"
+        "g = g * (1.0 / n)[:, None]\nprint(g)\n",
+        "add an eps to the norm, n + 1e-6",
+    ),
+    "one advantage": (
+        "adv = torch.tensor([0.5])\nadv = (adv - adv.mean()) / (adv.std() + 1e-8)\nprint(adv)\n",
+        "take std of more than one element (if adv.numel() > 1)",
+    ),
+    "words that are counted": (
+        "n = torch.tensor([[0.0, 3.0], [1.0, 2.0]], dtype=torch.float64)\nx = n.log()\n"
+        "print(x.sum())\n",
+        "of counts take log1p(n), or log(n.clamp(min=1))",
+    ),
+    "words that never occur": (
+        "df = torch.tensor([0.0, 3.0, 8.0])\nidf = torch.log(10 / df)\nprint(idf * 2)\n",
+        "clamp(min=1)",
+    ),
+}
+
+OVERFLOWS = {
+    "descent with too large a step": (
+        "x = torch.randn(50, 3)\ny = x @ torch.tensor([1.0, -2.0, 0.5])\n"
+        "w, learning_rate = torch.zeros(3), 3.0\n"
+        "for i in range(200):\n    err = x @ w - y\n    grad = 2 * x.T @ err / len(x)\n"
+        "    w = w - learning_rate * grad\n"
+        "print((err ** 2).mean())\n",
+        "lower the learning rate, learning_rate (script.py:10)",
+    ),
+    "descent by autograd": (
+        "x = torch.randn(50, 3) * 9\ny = x.sum(1)\n"
+        "w, lr = torch.zeros(3, requires_grad=True), 0.5\n"
+        "for i in range(90):\n    loss = ((x @ w - y) ** 2).mean()\n    loss.backward()\n"
+        "    with torch.no_grad():\n        w -= lr * w.grad\n        w.grad.zero_()\n",
+        "lower the learning rate, lr (script.py:11)",
+    ),
+    "factors that are updated in place": (
+        "U, V = torch.randn(9, 4), torch.randn(8, 4)\nR = torch.rand(9, 8) * 5\neta = 0.5\n"
+        "for i in range(90):\n    e = R - U @ V.T\n    dU, dV = e @ V, e.T @ U\n"
+        "    U.add_(dU, alpha=eta)\n    V.add_(dV, alpha=eta)\n    print(float((e ** 2).sum()))\n",
+        "lower the learning rate, eta (script.py:",
+    ),
+    "pixels": (
+        "enc, dec = torch.nn.Linear(6, 4), torch.nn.Linear(2, 6)\n"
+        "class V(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.e, self.d = enc, dec\n"
+        "    def forward(self, img):\n"
+        "        mu, logvar = self.e(img).chunk(2, 1)\n"
+        "        return self.d(mu + torch.exp(logvar)), logvar\n"
+        "m = V()\nimg = torch.randint(0, 256, (64, 6)).float()\nimg[0] = 255\n"
+        "out, logvar = m(img)\nloss = F.mse_loss(out, img) + logvar.exp().mean()\n"
+        "loss.backward()\n",
+        "divide img by 255: linear (script.py:10) reads numbers up to 255",
+    ),
+    "assignments by Sinkhorn": (
+        "s = torch.randn(16, 5) * 40\nq = torch.exp(s / 0.05).t()\nq = q / q.sum()\n"
+        "for _ in range(3):\n    q = q / q.sum(1, keepdim=True)\n"
+        "    q = q / q.sum(0, keepdim=True)\n"
+        "print(q.t())\n",
+        "normalise in logarithms",
+    ),
+}
+
+EXPOSURES = {
+    "an offset": (
+        "n = torch.tensor([30.0, 0.0, 12.0])\nx = torch.randn(3, 2)\n"
+        "w = torch.zeros(2, requires_grad=True)\noffset = torch.log(n)\n"
+        "eta = x @ w + offset\nloss = (eta.exp() - eta * 2).mean()\nloss.backward()\n",
+        "drop the rows where n is 0 (1 of 3), or take log(n.clamp(min=1))",
+    ),
+    "a rate of events": (
+        "days = torch.tensor([4.0, 0.0, 2.0, 0.0])\ny = torch.tensor([1.0, 0.0, 3.0, 0.0])\n"
+        "rate = torch.log(y + 1) - days.log()\nprint(rate.mean())\n",
+        "drop the rows where days is 0 (2 of 4), or take log(days.clamp(min=1))",
+    ),
+    "an offset of a model": (
+        "net = torch.nn.Linear(2, 1)\nn = torch.tensor([3.0, 0.0])\nx = torch.randn(2, 2)\n"
+        "mu = net(x).squeeze(1) * 2 - n.log()\nloss = mu.sum()\n"
+        "loss.backward()\n",
+        "drop the rows where n is 0 (1 of 2), or take log(n.clamp(min=1))",
+    ),
+    "a feature of a layer": (
+        "net = torch.nn.Linear(2, 1)\nn = torch.tensor([3.0, 0.0])\n"
+        "x = torch.stack([n.log(), torch.ones(2)], 1)\nprint(net(x).sum())\n",
+        "of counts take log1p(n)",
+    ),
+}
+
+STEEP = {
+    "two poles, one of them masked": (
+        "t = torch.tensor([0.0, 1.0, 2.0])\ns = torch.tensor(0.5, requires_grad=True)\n"
+        "z = t / s.exp()\nh = torch.where(t > 0, torch.log(s + 1) + s * torch.log(z), 0 * t)\n"
+        "(h.sum() + (z ** s).sum()).backward()\n",
+        "keep z away from 0 where it is made (script.py:6), by clamp(min=1e-6): pow (script.py:8)",
+    ),
+    "a root and a power of one length": (
+        "x = torch.zeros(3, 2, requires_grad=True)\nd = (x * 2).sum(1)\n"
+        "a = d.sqrt() * 2\nb = d ** 0.3\n(a + b).sum().backward()\n",
+        "keep d away from 0 where it is made (script.py:5), by clamp(min=1e-6)",
+    ),
+    "a logarithm and a root": (
+        "x = torch.tensor([0.0, 2.0], requires_grad=True)\nr = x * 3\nm = r > 0\n"
+        "y = torch.where(m, r.log() * 2 + r, r) + r.sqrt()\ny.sum().backward()\n",
+        "keep r away from 0 where it is made (script.py:5), by clamp(min=1e-6): ",
+    ),
+}
+
+ROOT = "sqrt({}): at 0 the derivative is infinite{} (advice)"
+TOO = ", and by roundings this difference may be below 0, too"
+CDIST = "; torch.cdist has a gradient of 0 there"
+POINTS = "x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)\nq = (x * x).sum(1)\n"
+
+ROOTS_OF_DIFFERENCES = {
+    "distances of pairs": (
+        POINTS + "d = q[:, None] + q[None] - 2 * x @ x.T\nd.sqrt().sum().backward()\n",
+        ROOT.format("d.clamp(min=1e-12)", TOO + CDIST),
+    ),
+    "distances of pairs, bounded": (
+        POINTS + "d = (q[:, None] + q[None] - 2 * (x @ x.T)).clamp(min=0)\n"
+        "d.sqrt().sum().backward()\n",
+        ROOT.format("d.clamp(min=1e-12)", CDIST),
+    ),
+    "a variance, bounded": (
+        POINTS + "var = ((q * 0 + 4) - (q * 0 + 2) ** 2).clamp(min=0)\n"
+        "(x.sum(1) * var.sqrt()).sum().backward()\n",
+        ROOT.format("var.clamp(min=1e-12)", ""),
+    ),
+    "a difference that nobody bounds": (
+        POINTS + "rest = q - (q.detach() + 0)\nrest.sqrt().sum().backward()\n",
+        ROOT.format("rest.clamp(min=1e-12)", TOO),
+    ),
+}
+
+VANISHED = {
+    "a Gibbs kernel": (
+        "C = torch.rand(6, 6) + 0.1\nC[2] = 3\nK = torch.exp(-C / 0.01)\n"
+        "a, v = torch.ones(6) / 6, torch.ones(6)\n"
+        "for _ in range(9):\n    u = a / (K @ v)\n    v = a / (K.T @ u)\nprint((u * v).sum())\n",
+        "exp (script.py:6) made 0 of -300: work in logs there (logsumexp), as float32 holds "
+        "exp down to exp(-103)",
+    ),
+    "a mixture by hand": (
+        "x = torch.tensor([0.0, 1.0, 90.0])\nmu, w = torch.tensor([0.0, 1.0]), torch.ones(2) / 2\n"
+        "pdf = torch.exp(-0.5 * (x[:, None] - mu) ** 2) / math.sqrt(2 * math.pi)\n"
+        "print((pdf @ w).log().sum())\n",
+        "exp (script.py:6) made 0 of -4050: work in logs there (logsumexp)",
+    ),
+    "an average by a kernel": (
+        "x, y = torch.linspace(0, 1, 8), torch.randn(8)\nq = torch.tensor([0.5, 9.0])\n"
+        "K = torch.exp(-(q[:, None] - x) ** 2 / 0.1)\nprint((K @ y) / K.sum(1))\n",
+        "take softmax of what exp (script.py:6) reads as weights",
+    ),
+    "scales of distances": (
+        "x = torch.tensor([0.0, 0.1, 30.0])\nD = (x[:, None] - x) ** 2 + 200 * torch.eye(3)\n"
+        "W = torch.exp(-D)\nd = W.sum(1)\nprint((W * d.rsqrt()).sum())\n",
+        "exp (script.py:6) made 0 of -900: work in logs there",
+    ),
+}
+
+CANCELLED = {
+    "a Kalman filter": (
+        "P, R = torch.eye(2) * 1e6, 1e-6\nH, A = torch.tensor([[1.0, 0.0]]), torch.eye(2)\n"
+        "A[0, 1] = 0.1\nfor _ in range(30):\n    P = A @ P @ A.T + 1e-7 * torch.eye(2)\n"
+        "    S = H @ P @ H.T + R\n    print(torch.log(S).sum())\n"
+        "    P = (torch.eye(2) - P @ H.T / S @ H) @ P\n",
+        "`S` is what roundings of numbers up to 9.9e+05 leave in matmul (script.py:11): compute it "
+        "in float64, or carry a Cholesky factor of the covariance (a square-root form); Joseph's "
+        "form alone may turn negative in float32, too",
+    ),
+    "a posterior variance": (
+        "k = torch.full((4,), 400.0)\nv = torch.tensor([20.000001, 1.0, 2.0, 20.00001])\n"
+        "var = k - v * v.abs()\nprint(var.sqrt())\n",
+        "`var` is what roundings of numbers up to 400 leave in sub (script.py:6): compute it in "
+        "float64",
+    ),
+    "a residual of a projection": (
+        "n = torch.tensor(5000.0)\np = torch.tensor([5000.001, 10.0])\nrest = n - p\n"
+        "print(torch.log(rest))\n",
+        "`rest` is what roundings of numbers up to 5000 leave in sub (script.py:6)",
+    ),
+}
+
+FEW = "take (n - 1){} a count less one is 0 where the count is 1; "
+APART = FEW + "a group of one has no deviation, so treat it apart, such as with a deviation of 1"
+GROUPS = "i = torch.tensor([0, 0, 1, 2, 2])\nn = torch.zeros(3).index_add_(0, i, torch.ones(5))\n"
+
+LESS_ONE = {
+    "a deviation of each group": (
+        GROUPS + "x = torch.randn(5, 2)\nm = torch.zeros(3, 2).index_add_(0, i, x) / n[:, None]\n"
+        "d = torch.zeros(3, 2).index_add_(0, i, (x - m[i]) ** 2)\n"
+        "std = torch.sqrt(d / (n - 1)[:, None])\nprint(std.sum())\n",
+        APART.format("[:, None].clamp(min=1):"),
+    ),
+    "a variance under a mask": (
+        "mask = torch.tensor([1.0, 0.0, 0.0])\nx = torch.randn(3)\nn = mask.sum()\n"
+        "mean = (x * mask).sum() / n\n"
+        "var = (mask * (x - mean) ** 2).sum() / (n - 1)\nprint(var)\n",
+        APART.format(".clamp(min=1):"),
+    ),
+    "a variance of counts of integers": (
+        "n = torch.bincount(torch.tensor([0, 0, 1, 2, 2]))\nx = torch.rand(3).square()\n"
+        "print((x * n / (n - 1)).sqrt())\n",
+        APART.format(".clamp(min=1):"),
+    ),
+    "a count less one that has a name": (
+        "lengths = torch.tensor([3, 1])\nn = lengths - 1\nx = torch.zeros(2) / n\nprint(x)\n",
+        "take n.clamp(min=1): a count less one is 0 where the count is 1; or treat a group of one",
+    ),
+    "places in sentences": (
+        "n = torch.tensor([3, 1])\nprint(torch.arange(2) / (n - 1))\nx = torch.zeros(2) / (n - 1)\n"
+        "print(x)\n",
+        FEW.format(".clamp(min=1):") + "or treat a group of one apart",
+    ),
+}
+
+WRITTEN = {
+    "an unbiased variance of one row": (
+        "x = torch.randn(1, 3)\nc = x - x.mean(0)\nprint(c.pow(2).sum(0) / (x.shape[0] - 1))\n",
+        "divide by x.shape[0] in place of x.shape[0] - 1",
+    ),
+    "a mean over no steps": (
+        "total, steps = torch.zeros(3), 0\nprint(total / steps)\n",
+        "look at what makes steps 0, a number of the program; if it counts, divide by max(steps",
+    ),
+    "a mean over positives": (
+        "z, y = torch.randn(4, 3), torch.tensor([0, 0, 1, 2])\n"
+        "same = (y[:, None] == y[None, :]) & ~torch.eye(4).bool()\n"
+        "log_p = (z @ z.T).log_softmax(1)\n"
+        "print((same * log_p).sum(dim=1) / same.sum(dim=1))\n",
+        "take same.sum(dim=1).clamp(min=1)",
+    ),
+    "a level of integers": (
+        "pcm = (torch.linspace(-1, 1, 300) * 4000).to(torch.int16)\n"
+        "pcm = pcm[pcm.abs() > 190][:20] * 0 + 182\n"
+        "power = (pcm[:1] * pcm[:1]).float()\n"
+        "print(torch.log10(power / 32768))\n",
+        "square pcm[:1] as floating-point numbers, pcm[:1].float() (script.py:6)",
+    ),
+    "a store that runs dry": (
+        "s, k = torch.full((2,), 3.0), 0.9\n"
+        "for t in range(6):\n"
+        "    s = s + 1.0\n"
+        "    q = k * s ** 1.5\n"
+        "    s = s - q\n"
+        "print(s)\n",
+        "keep s from falling below 0 where it is lowered (script.py:8)",
+    ),
+    "states that cannot be reached": (
+        "w = torch.zeros(4, requires_grad=True)\n"
+        "a = torch.tensor([0.0] + [float('-inf')] * 3) + w\n"
+        "for t in range(2):\n"
+        "    moved = torch.roll(a, 1) + torch.tensor([-torch.inf, 0, 0, 0])\n"
+        "    a = torch.logsumexp(torch.stack([a, moved]), 0) + w\n"
+        "(-a[1]).backward()\n",
+        "begin with torch.finfo(torch.float32).min in place of -inf for what cannot be reached",
+    ),
+    "logarithms as targets": (
+        "q = torch.zeros(2, 3, requires_grad=True).log_softmax(1)\n"
+        "log_p = torch.tensor([[0.0, 0.0, -torch.inf]] * 2).log_softmax(1)\n"
+        "F.kl_div(q, log_p, log_target=True).backward()\n",
+        "log_p.exp() with log_target=False",
+    ),
+    "a norm of a weight of zeros": (
+        "layer = torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3))\n"
+        "torch.nn.init.zeros_(layer.weight_orig)\n"
+        "torch.nn.Sequential(layer)(torch.randn(2, 3)).sum().backward()\n",
+        "initialise this weight with numbers that are not 0",
+    ),
+    "a sampler at the end of a schedule": (
+        "net = torch.nn.Linear(2, 2)\n"
+        "signal = torch.linspace(1, 0, 6).sqrt()\n"
+        "noise = (1 - signal**2).sqrt()\n"
+        "with torch.no_grad():\n"
+        "    x = torch.randn(3, 2)\n"
+        "    for t in (5, 3, 1):\n"
+        "        x0 = (x - noise[t] * net(x)) / signal[t]\n"
+        "        x = signal[t - 1] * x0 + noise[t - 1] * net(x)\n"
+        "print(net(x))\n",
+        "keep signal away from 0 where it is made (script.py:5)",
+    ),
+    "a sample of tanh": (
+        "from torch.distributions import Normal, TanhTransform, TransformedDistribution as T\n"
+        "mean = torch.zeros(3, requires_grad=True)\n"
+        "act = torch.tensor([0.1, 1.0, 0.2])\n"
+        "loss = -T(Normal(mean, 1.0), [TanhTransform()]).log_prob(act).sum()\nloss.backward()\n",
+        "act.clamp(-1 + 5e-07, 1 - 5e-07)",
+    ),
+}
+HIDDEN = {
+    "a likelihood of missing targets": (
+        "net = torch.nn.Linear(3, 2)\nx, target = torch.randn(6, 3), torch.randn(6)\n"
+        "target[2] = math.nan\nmu, raw = net(x).unbind(1)\nsigma = F.softplus(raw) + 0.1\n"
+        "seen = ~torch.isnan(target)\n"
+        "z = (target - mu) / sigma\nnll = 0.5 * z ** 2 + sigma.log()\n"
+        "nll = torch.where(seen, nll, 0.0)\n(nll.sum() / seen.sum()).backward()\n",
+        "give sub (script.py:10) a harmless number in place of NaN, "
+        "torch.where(seen, target, 0); where (script.py:12) hides the result only afterwards",
+    ),
+    "squares that masked_fill hides": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y[4] = math.inf\nbad = y.isinf()\nerr = (net(x)[:, 0] - y) ** 2\n"
+        "err = err.masked_fill(bad, 0.0)\nerr.mean().backward()\n",
+        "in place of inf, y.masked_fill(bad, 0)",
+    ),
+    "squares of which a part is taken": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y[4] = math.nan\nerr = (net(x)[:, 0] - y) ** 2\nerr[~y.isnan()].mean().backward()\n",
+        "put the mask before the arithmetic: give sub (script.py:7) a harmless number in place of "
+        "NaN; getitem (script.py:8) hides the result only afterwards",
+    ),
+    "a likelihood of saturated actions": (
+        "net = torch.nn.Linear(3, 1)\no = torch.randn(6, 3)\n"
+        "act = torch.tensor([[0.1], [1.0], [0.3], [-1.0], [0.2], [0.0]])\n"
+        "u = torch.atanh(act)\nmu = net(o)\ninside = -0.5 * (u - mu) ** 2\n"
+        "lp = torch.where(act.abs() >= 0.999, -mu.abs(), inside)\n(-lp.mean()).backward()\n",
+        "torch.where(act.abs() >= 0.999, 0, u) (`u` comes from script.py:7: u = torch.atanh(act))",
+    ),
+    "an activation by hand": (
+        "w = torch.tensor([1.0, 95.0, -2.0], requires_grad=True)\nx = w * 1\n"
+        "y = torch.where(x > 0, x, 2 * (torch.exp(x) - 1))\ny.sum().backward()\n",
+        "give exp (script.py:6), which made inf, a harmless operand, torch.where(x > 0, 0, x)",
+    ),
+    "a loss whose NaN is replaced": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y[4] = math.nan\nloss = torch.nan_to_num((net(x)[:, 0] - y) ** 2).mean()\n"
+        "loss.backward()\n",
+        "nan_to_num (script.py:7) hides the result only afterwards, and the backward is 0 * NaN",
+    ),
+}
+FACTORED = {
+    "an excitation": (
+        "t = torch.linspace(0, 60, 50)\nbeta = torch.tensor(2.0, requires_grad=True)\n"
+        "grow = torch.exp(beta * t)\npast = torch.cumsum(grow, 0) - grow\n"
+        "lam = past * torch.exp(-beta * t) + 1\nlam.log().sum().backward()\n",
+        "what is made of exp (script.py:6) is multiplied by exp of minus the same exponent, in exp "
+        "(script.py:8): take exp of differences",
+    ),
+    "an excitation that is divided": (
+        "t = torch.linspace(0, 60, 50)\nbeta = torch.tensor(2.0, requires_grad=True)\n"
+        "grow = torch.exp(beta * t)\npast = torch.cumsum(grow, 0) - grow\n"
+        "lam = past / grow + 1\nlam.log().sum().backward()\n",
+        "what is made of exp (script.py:6) is divided by it, in div (script.py:8)",
+    ),
+    "a linear attention with decays": (
+        "g = torch.full((1, 40), -3.0).cumsum(1)\nq = torch.randn(1, 40, requires_grad=True)\n"
+        "k = torch.randn(1, 40)\ns = ((k * (-g).exp()).cumsum(1) * q) * g.exp()\n"
+        "s.sum().backward()\n",
+        "combine the exponents before exp",
+    ),
+    "a kernel of differences as a product": (
+        "x = torch.linspace(0, 99, 9)\nw = torch.tensor(1.0, requires_grad=True)\n"
+        "a = w * x\nleft = torch.exp(-a)[:, None]\nright = torch.exp(a)[None]\n"
+        "K = right * left\nK.sum().backward()\n",
+        "combine the exponents before exp",
+    ),
+}
+OUTSIDE = {
+    "sound whose smallest number has no magnitude": (
+        "pcm = torch.tensor([5, -32768, 7], dtype=torch.int16)\n"
+        "mag = pcm.abs().float() / 32768.0\nprint(torch.log1p(255.0 * mag))\n",
+        "make pcm floating-point numbers before abs, pcm.float().abs() (script.py:5)",
+    ),
+    "a level of bytes": (
+        "q = torch.tensor([5, -128, 7], dtype=torch.int8)\nlevel = torch.abs(q)\n"
+        "level = level.to(torch.float32)\nprint(torch.log(level))\n",
+        "make q floating-point numbers before abs, q.float().abs() (script.py:5)",
+    ),
+    "a root of a magnitude": (
+        "n = torch.tensor([5, -2147483648], dtype=torch.int32)\nprint((n.abs() / 4).sqrt())\n",
+        "make n floating-point numbers before abs",
+    ),
+    "a stretch of positions": (
+        "n = torch.tensor(25)\nstretch = 2.0 * n / 64 - 1.0\nprint(100 * stretch ** 1.2)\n",
+        "see why stretch is -0.2188 in sub (script.py:5), 0.7812 - 1: keep what it is computed of",
+    ),
+    "a rest to a power": (
+        "t = torch.tensor([0.5, 1.25])\nrest = 1.0 - t\nprint(rest ** 0.7)\n",
+        "see why rest is -0.25",
+    ),
+    "a threshold": (
+        "x = torch.tensor([2.0, 0.5])\ny = (x - 1.5) ** 2.5\nprint(y)\n",
+        "0.5 - 1.5: keep what it is computed of within its range",
+    ),
+}
+DENOISER = (
+    "class N(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.l = torch.nn.Linear(2, 2)\n    def forward(self, x, s):\n"
+    "        return self.l(x) + %s\nnet = N()\n"
+)
+AT_THE_END = {
+    "the logarithm of a noise level": (
+        DENOISER % "s.log()[:, None]" + "with torch.no_grad():\n    for s in (1.0, 0.5, 0.0):\n"
+        "        y = net(torch.randn(3, 2), torch.full((3,), s))\nprint(y)\n",
+        "leave out the call at script.py:13, which gives s = 0",
+    ),
+    "a quotient by a time": (
+        DENOISER
+        % "x / s"
+        + "times = torch.linspace(1, 0, 3)\nwith torch.no_grad():\n    for t in times:\n"
+        "        y = net(torch.randn(3, 2), t)\nprint(y)\n",
+        "leave out the call at script.py:14, which gives s = 0",
+    ),
+    "a level that is moved": (
+        DENOISER
+        % "torch.log(s.view(-1, 1).float())"
+        + "with torch.no_grad():\n    y = net(torch.randn(3, 2), torch.zeros(3).double())\n"
+        "print(y)\n",
+        "leave out the call at script.py:12, which gives s = 0",
+    ),
+}
+IN_HALF = "with torch.autocast('cpu', torch.float16):\n    "
+UNSCALED = {
+    "sound of 24 bits": (
+        "net = torch.nn.Sequential(torch.nn.Conv1d(1, 4, 9, bias=False), torch.nn.ReLU())\n"
+        "wav = torch.randn(8, 200).clamp(-1, 1)\nwav[3] = wav[3] * 8388607\n"
+        "wav = wav.unsqueeze(1)\n" + IN_HALF + "y = net(wav)\ny.float().mean().backward()\n",
+        "or if these are integers of 24 bits, by 2**23: conv1d",
+    ),
+    "prices": (
+        "net = torch.nn.Linear(2, 1)\nx = torch.tensor([[1.0, 3e5], [1.0, 2e5]])\n"
+        + IN_HALF
+        + "y = net(x)\ny.float().mean().backward()\n",
+        "linear (script.py:7) reads numbers up to 3e+05",
+    ),
+    "sound of 16 bits in a model of halves": (
+        "net = torch.nn.Linear(160, 4).half()\nwav = torch.full((2, 160), 16000.0)\n"
+        "wav = wav * net.weight[0].sign().detach()\n"
+        "wav = wav.half().view(2, 160)\ny = net(wav)\ny.float().mean().backward()\n",
+        "or if these are integers of 16 bits, by 2**15",
+    ),
+}
+FIRST = {
+    **AT_THE_END,
+    **OUTSIDE,
+    **UNSCALED,
+    **FACTORED,
+    **HIDDEN,
+    **WEIGHED,
+    **PRODUCTS,
+    **SPREADS,
+    **SIGNS,
+    **DIVISORS,
+    **OVERFLOWS,
+    **EXPOSURES,
+    **STEEP,
+    **ROOTS_OF_DIFFERENCES,
+    **VANISHED,
+    **CANCELLED,
+    **LESS_ONE,
+    **WRITTEN,
+}
+
+# What is not said of these, and what is.
+TWINS = {
+    "a level that is 0 in one sample": (
+        DENOISER % "s.log()[:, None]"
+        + "print(net(torch.randn(3, 2), torch.tensor([0.3, 0.0, 0.25])))\n",
+        "leave out the call",
+    ),
+    "a level that the model makes 0": (
+        DENOISER % "(s * 0).log()[:, None]"
+        + "print(net(torch.randn(3, 2), torch.tensor([0.3, 0.5, 0.25])))\n",
+        "leave out the call",
+    ),
+    "a magnitude less a threshold": (
+        "pcm = torch.tensor([5, -300, 7], dtype=torch.int16)\n"
+        "mag = pcm.abs().float() - 9\nprint(torch.log(mag))\n",
+        "before abs",
+    ),
+    "a magnitude with its sign": (
+        "pcm = torch.tensor([5, -300, 7], dtype=torch.int16)\n"
+        "mag = -pcm.abs().float() / 9\nprint(torch.sqrt(mag))\n",
+        "before abs",
+    ),
+    "a root of a difference by a number": (
+        "x = torch.tensor([2.0, 0.5])\nprint((x - 1.5).sqrt())\n",
+        "only hides it",
+    ),
+    "a power of a difference of two tensors": (
+        "x = torch.tensor([2.0, 0.5])\nprint((x - x.mean()) ** 0.3)\n",
+        "only hides it",
+    ),
+    "weights that are large, of data that is scaled": (
+        "net = torch.nn.Linear(2, 1)\ntorch.nn.init.constant_(net.weight, 6e4)\n"
+        "x = torch.tensor([[1.0, 3.0], [1.0, 2.0]])\n"
+        + IN_HALF
+        + "y = net(x)\ny.float().mean().backward()\n",
+        "scale x",
+    ),
+    "a second layer that overflows": (
+        "net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2, bias=False))\n"
+        "torch.nn.init.constant_(net[0].bias, 3e4)\ntorch.nn.init.constant_(net[1].weight, 9.0)\n"
+        "x = torch.randn(3, 2)\n" + IN_HALF + "y = net(x)\ny.float().mean().backward()\n",
+        "scale",
+    ),
+    "a hyperbolic cosine by hand": (
+        "x = torch.tensor([1.0, 99.0], requires_grad=True) * 1\n"
+        "(0.5 * torch.exp(x) + 0.5 * torch.exp(-x)).sum().backward()\n",
+        "combine the exponents",
+    ),
+    "a variance and a precision": (
+        "lv = torch.tensor([1.0, 99.0], requires_grad=True) * 1\nd = torch.tensor([1.0, 2.0])\n"
+        "(d ** 2 * torch.exp(-lv) + torch.exp(lv)).sum().backward()\n",
+        "combine the exponents",
+    ),
+    "two exponentials that do not cancel": (
+        "x = torch.tensor([1.0, 99.0], requires_grad=True) * 1\ny = torch.tensor([1.0, 2.0])\n"
+        "(torch.exp(x).cumsum(0) * torch.exp(-y)).sum().backward()\n",
+        "combine the exponents",
+    ),
+    "a missing target that nothing hides": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y = y / (torch.arange(6) != 4).float()\n((net(x)[:, 0] - y) ** 2).mean().backward()\n",
+        "before the arithmetic",
+    ),
+    "a root whose derivative is infinite": (
+        "w = torch.tensor([0.0, 4.0], requires_grad=True)\nx = w * 1\n"
+        "torch.where(x > 0, x.sqrt(), 0.0).sum().backward()\n",
+        "before the arithmetic",
+    ),
+    "a distance of 0 that is multiplied by 0": (
+        "w = torch.tensor([0.0, 4.0], requires_grad=True)\nx = w * 1\n"
+        "(x.sqrt() * torch.tensor([0.0, 1.0])).sum().backward()\n",
+        "before the arithmetic",
+    ),
+    "a missing target that another one joins": (
+        "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+        "y = y / (torch.arange(6) != 4).float()\nerr = (net(x)[:, 0] - y) ** 2\n"
+        "torch.where(y.isinf(), 0.0, err.roll(1)).mean().backward()\n",
+        "before the arithmetic",
+    ),
+    "a logarithm that another weight multiplies": (
+        "p = torch.tensor([0.0, 0.4])\nq = torch.tensor([0.5, 0.5])\nprint((q * p.log()).sum())\n",
+        "masked_fill",
+    ),
+    "a weight that is not 0 there": (
+        "n = torch.tensor([0.0, 3.5])\nf = (n / 10) + 1\nprint((f * n.log()).sum())\n",
+        "masked_fill",
+    ),
+    "a short chain of layers": (
+        "w = torch.zeros(3, 3)\nx = torch.randn(2, 3)\n"
+        "h = torch.relu(x @ w)\nh = torch.relu(h @ w)\nprint(torch.log(h.sum()))\n",
+        "at every turn",
+    ),
+    "a recursion with an activation": (
+        "w = torch.zeros(3, 3)\nh = torch.randn(2, 3)\n"
+        "for _ in range(9):\n    h = torch.relu(h @ w)\nprint(torch.log(h.sum()))\n",
+        "at every turn",
+    ),
+    "shares of what is 0": (
+        "w = torch.relu(-torch.rand(4))\nprint(w / w.sum())\n",
+        "softmax",
+    ),
+    "weights that a mask made 0": (
+        "s = torch.randn(2, 3).exp() * torch.tensor([[True] * 3, [False] * 3]).float()\n"
+        "print(s / s.sum(1, keepdim=True))\n",
+        "became 0",
+    ),
+    "a divisor that is no norm": (
+        "x = torch.zeros(2, 3)\nprint(x / x.abs().sum(1, keepdim=True))\n",
+        "normalize",
+    ),
+    "a column without a spread": (
+        "x = torch.tensor([[1.0, 2.0], [1.0, 3.0]])\nprint((x - x.mean(0)) / x.std(0))\n",
+        "add a floor",
+    ),
+    "a power of a difference": (
+        "x = torch.tensor([0.2, 0.9])\nprint((x - 0.5) ** 0.3)\n",
+        "clamp what",
+    ),
+    "an ordinary softmax by hand": (
+        "s = torch.randn(4, 5) * 400\ne = s.exp()\nprint(e / e.sum(1, keepdim=True))\n",
+        "in logarithms",
+    ),
+    "a recursion that grows": (
+        "h = torch.ones(3)\nfor _ in range(99):\n    h = h + h * 3.0\nprint(h.sum())\n",
+        "learning rate",
+    ),
+    "an exponent of small numbers": (
+        "w = torch.full((3, 3), 99.0)\nx = torch.ones(2, 3)\nprint(torch.exp(x @ w))\n",
+        "scale x",
+    ),
+    "a row that a mask left empty": (
+        "K = torch.exp(-torch.rand(3, 3) * 300)\nm = torch.tensor([1.0, 1.0, 0.0])\n"
+        "print((K.sum(1) * m).log())\n",
+        "made 0 of",
+    ),
+    "weights of masked scores": (
+        "s = torch.zeros(2, 3)\ns[1] = -1e9\nprint(1 / torch.exp(s).sum(1))\n",
+        "made 0 of",
+    ),
+    "a sine of roundings": (
+        "c = torch.tensor([1.0000001, 0.5])\nprint(torch.sqrt(1 - c ** 2))\n",
+        "roundings",
+    ),
+    "a small number among large ones": (
+        "x = torch.tensor([0.99, 1e6])\ny = x - 1\nprint(torch.log(y))\n",
+        "roundings",
+    ),
+    "a variance that is chosen among larger ones": (
+        "P = torch.diag(torch.tensor([1e6, -0.5]))\nH = torch.tensor([[0.0, 1.0]])\n"
+        "S = H @ P @ H.T\nprint(torch.log(S * 2))\n",
+        "roundings",
+    ),
+    "a count of a mask": (
+        "m = torch.zeros(3)\nx = torch.randn(3)\nprint((x * m).sum() / m.sum())\n",
+        "count less one",
+    ),
+    "a difference that is no count": (
+        "x = torch.tensor([1.0, 2.5])\nprint(torch.ones(2) / (x - 1))\n",
+        "count less one",
+    ),
+    "an exposure in fractions": (
+        "n = torch.tensor([30.5, 0.0, 12.0])\nprint((n.log() + 1).sum())\n",
+        "drop the rows",
+    ),
+    "a power that has a derivative at 0": (
+        "x = torch.tensor([0.0, 2.0], requires_grad=True)\nr = x * 3\n"
+        "y = torch.where(r > 0, r.log(), r) + r ** 2\ny.sum().backward()\n",
+        "away from 0 where it is made",
+    ),
+    "a zero among fractions": (
+        "x = torch.tensor([0.0, 0.25, 3.5])\nprint(torch.log(x))\n",
+        "counts",
+    ),
+}
+
+
+def fixes_of(run_here: RunHere, text: str) -> list[str]:
+    """The lines of the first finding that say what to do."""
+    status, _, err = run_here(HEAD + text)
+    assert status == 3, err
+    lines = err.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("  fix: ")), None)
+    assert first is not None, err
+    return [lines[first], *(x for x in lines[first + 1 : first + 3] if x.startswith("  or: "))]
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_repair_comes_first(run_here: RunHere, name: str) -> None:
+    """With the program's own names, as far as its line has them."""
+    text, fix = FIRST[name]
+    assert fix in fixes_of(run_here, text)[0]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_twin_is_told_something_else(run_here: RunHere, name: str) -> None:
+    """The rule asks for the operation, its numbers, and what is around it."""
+    text, fix = TWINS[name]
+    assert not any(fix in line for line in fixes_of(run_here, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = torch.where(seen, y, 0.0)\nerr = (net(x)[:, 0] - y) ** 2\n",
+        "err = ((net(x)[:, 0])[seen] - y[seen]) ** 2\n",
+        "err = torch.where(seen, y, 0.0) - net(x)[:, 0] * seen\n",
+    ],
+)
+def test_what_is_hidden_before_the_arithmetic_is_healthy(run_here: RunHere, text: str) -> None:
+    """As it is advised."""
+    data = "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
+    data += "y[4] = math.nan\nseen = ~y.isnan()\n"
+    status, _, err = run_here(f"{HEAD}{data}{text}err.mean().backward()\n")
+    assert status == 0, err
+
+
+def test_what_exp_made_0_of_fits_float64(run_here: RunHere) -> None:
+    """That is said if it does."""
+    fixes = fixes_of(run_here, VANISHED["a Gibbs kernel"][0])
+    assert (
+        "compute in float64 from exp (script.py:6) on: it holds exp down to exp(-744)" in fixes[1]
+    )
+    assert len(fixes_of(run_here, VANISHED["a mixture by hand"][0])) == 1
+
+
+def test_a_last_difference_may_be_bounded(run_here: RunHere) -> None:
+    """At the size of its roundings, by its name."""
+    fixes = fixes_of(run_here, CANCELLED["a posterior variance"][0])
+    assert "bound it at the size of its roundings, var.clamp(min=5e-05)" in fixes[1]
+
+
+def test_a_divergence_may_be_left_to_torch(run_here: RunHere) -> None:
+    """With both of its operands, in their order."""
+    fixes = fixes_of(run_here, WEIGHED["a divergence from a target made beside a model"][0])
+    assert 'F.kl_div(logq, target, reduction="none")' in fixes[1]
+
+
+AGAIN = {
+    "a line further": (
+        "x = torch.tensor([1.0, 0.5])\n"
+        "z = torch.log(x) - torch.log1p(-x)\n"
+        "ldj = (-torch.log(x) - torch.log1p(-x)).sum()\n"
+        "print(z.sum() + ldj)\n",
+        "log1p((-x).clamp(min=-1 + 5e-07)), and likewise at script.py:6 (advice)",
+    ),
+    "a function": (
+        "def terms(p):\n    a = p.acosh()\n    if len(p) > 1:\n        a = a + p.acosh() ** 2\n"
+        "    return a\n"
+        "p = torch.tensor([1.0, 2.0], requires_grad=True)\nterms(p).sum().backward()\n",
+        ", and likewise at script.py:7 (advice)",
+    ),
+    "another number": (
+        "x = torch.tensor([1.0, 0.5])\n"
+        "z = torch.log1p(-x)\n"
+        "x = x / 2\n"
+        "print(z.sum() + torch.log1p(-x).sum())\n",
+        "log1p((-x).clamp(min=-1 + 5e-07)) (advice)",
+    ),
+    "once": (
+        "x = torch.tensor([1.0, 0.5])\nprint(torch.log1p(-x).sum())\n",
+        "log1p((-x).clamp(min=-1 + 5e-07)) (advice)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_bound_is_told_for_all_lines_that_need_it(run_here: RunHere, name: str) -> None:
+    """That apply the operation to the same expression, with the same value."""
+    text, fix = AGAIN[name]
+    err = run_here(HEAD + text).err
+    assert fix in err.split("fix:")[1].splitlines()[0], err
+
+
+LOST_SPREADS = {
     "weighted": (
         "x = torch.full((50, 2), 2500.3)\n"
         "w = torch.full((50,), 0.02)\n"
@@ -162,12 +934,59 @@ SPREADS = {
 }
 
 
-@pytest.mark.parametrize("name", SPREADS)
+@pytest.mark.parametrize("name", LOST_SPREADS)
 def test_a_spread_of_what_is_constant_or_far_from_0(run_here: RunHere, name: str) -> None:
     """Whose roundings are negative, or which is 0."""
-    text, fix = SPREADS[name]
+    text, fix = LOST_SPREADS[name]
     err = run_here(HEAD + text).err
     first = err.partition("fix: ")[2].partition("\n")[0]
     assert first.startswith(fix), err
-    others = {each for _, each in SPREADS.values() if each and each != fix}
+    others = {each for _, each in LOST_SPREADS.values() if each and each != fix}
     assert not any(each in err for each in others), err
+
+
+SAMPLER = (
+    "def energy(q):\n    return (q.exp() - 0.5 * q.exp() - 1).square().sum()\n"
+    "q, step, rate = torch.ones(2), 200.0, 0.0\n"
+    "for turn in range(6):\n"
+    "    x = q.clone().requires_grad_()\n"
+    "    u = energy(x)\n    u.backward()\n"
+    "    new = q + step * x.grad + torch.randn(2)\n"
+    "{accept}"
+    "    q = new if {accepts} else q\n"
+    "    step = step * (1 + 0.1 * (rate - 0.8))\n"
+    "print(step)\n"
+)
+SAMPLERS = {
+    "a probability": (
+        "    rate = torch.exp(u.detach() - energy(new)).clamp(max=1)\n",
+        "torch.rand(()) < rate",
+    ),
+    "its logarithm": (
+        "    rate = u.detach() - energy(new)\n",
+        "torch.rand(()).log() < rate",
+    ),
+    "a number of Python": (
+        "    rate = torch.exp(u.detach() - energy(new)).clamp(max=1).item()\n",
+        "torch.rand(1).item() < rate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_proposal_that_diverges_is_to_be_rejected(run_here: RunHere, name: str) -> None:
+    accept, accepts = SAMPLERS[name]
+    err = run_here(HEAD + SAMPLER.format(accept=accept, accepts=accepts)).err
+    assert "overflow" in err, err
+    first = err.partition("fix: ")[2].partition("\n")[0]
+    assert first.startswith("reject a proposal that diverges: take 0 for `rate` (script.py:12)"), (
+        err
+    )
+
+
+def test_a_random_choice_is_no_proposal(run_here: RunHere) -> None:
+    """As that of noise, whose probability is no ratio."""
+    accept, accepts = "    rate = 0.9 + 0 * energy(new)\n", "torch.rand(()) < rate"
+    err = run_here(HEAD + SAMPLER.format(accept=accept, accepts=accepts)).err
+    assert "overflow" in err, err
+    assert "reject" not in err
