@@ -258,10 +258,14 @@ ZERO_RULES = (
     Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
          "bound it at the size of its roundings, {c.x}.clamp(min={floor})", _is_only_a_difference,
          words=_cancelled),
+    Rule(_LOST + ", unknown", _DIVISIONS, "advice",
+         "work with logarithms, logsumexp in place of the sum and log densities in place of exp: "
+         "{c.dividend} is divided by its sum at every turn already, and all of it is 0",
+         lambda c: _is_recursion(c) and zeros.is_by_own_sum(c)),
     Rule(_LOST + ", unknown", _LOG | _DIVISIONS, "advice",
          "normalise {name} at every turn ({place}), and add up the logs of its sums; or take "
          "logsumexp of logs there: a product of so many numbers is 0",
-         _is_recursion, words=_recursion),
+         lambda c: _is_recursion(c) and not zeros.is_by_own_sum(c), words=_recursion),
     Rule(_LOST, names_in("div"), "advice",
          "take softmax({z}.sum(dim), 0) in place of exp({bare}).prod(dim) divided by its sum: as "
          "logarithms they do not become 0",
@@ -302,7 +306,7 @@ ZERO_RULES = (
          zeros.is_ratio_in_divergence),
     Rule("zero divisor", _DIVISIONS, "advice",
          "keep {table} away from 0 where it is made{place}, by clamp(min=1e-4), or leave out its "
-         "entry that is 0: such as the last step of a noise schedule", _is_schedule,
+         "entry that is 0: as two times that are equal, or the end of a schedule", _is_schedule,
          words=_table),
     Rule("zero divisor", _DIVISIONS, "advice",
          "take {c.counted}.clamp(min=1): it is whole numbers, as counts are, and some are 0",

@@ -20,6 +20,7 @@ from fxguard.advice._patterns import (
 )
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import names_of
+from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import LIMITERS
 from fxguard.plan.plan import Step
@@ -297,6 +298,18 @@ def adds_exponentials(case: Case) -> bool:
 
 
 def is_scaled_after(case: Case) -> bool:
-    """It multiplies two operands and adds nothing, and its result is made smaller by a number."""
+    """It multiplies two operands and adds nothing, and a number makes its result small enough."""
     reads_two = len(case.around.step.inputs) == 2
-    return reads_two and any(case.is_scale(step) for step in case.around.read_by)
+    scales = [step for step in case.around.read_by if case.is_scale(step)]
+    return reads_two and bool(scales) and _fits_scaled(case, scales[0])
+
+
+def _fits_scaled(case: Case, scale: Step) -> bool:
+    """Whether the largest result fits the dtype once it is scaled, as far as both are known."""
+    form = FORMATS.get(case.dtype)
+    needed = None if case.evidence is None else case.evidence.needed
+    if form is None or needed is None or not scale.literals:
+        return True
+    number = abs(scale.literals[-1]) or 1.0
+    scaled = needed * number if plain(scale.kind) == "mul" else needed / number
+    return scaled < form.max

@@ -32,6 +32,8 @@ from fxguard.graph.poles import (
 from fxguard.graph.tables import CASTS
 from fxguard.records import Role
 from fxguard.source.acceptance import acceptance_in
+from fxguard.source.assigned import statement_at
+from fxguard.source.named import smooths
 from fxguard.source.same_operand import same_operand_at
 from fxguard.source.suspects import Suspected
 
@@ -169,6 +171,13 @@ def _likewise(case: Case) -> Mapping[str, str]:
     same = [] if source is None else same_operand_at(source, case.name)
     others = " and ".join(each.place for each in same)
     return {"likewise": f", and likewise at {others}" if others else ""}
+
+
+def _is_smoothed(case: Case) -> bool:
+    """A loss that smooths its targets over all classes reads -inf."""
+    source = case.around.step.source
+    is_masked = case.reads_infinity() and not case.reads_plus_infinity()
+    return is_masked and source is not None and smooths(statement_at(source))
 
 
 def _is_of_sampler(case: Case) -> bool:
@@ -437,8 +446,8 @@ RULES = (
          "0, sq - mean ** 2 keeps roundings alone, and so does a bound on it",
          signs.is_difference_with_square),
     Rule("rounding", _names("pow rsqrt sqrt"), "advice",
-         "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2: by roundings "
-         "the difference is negative", signs.is_difference_with_square),
+         "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2, with an eps: "
+         "by roundings the difference is 0 or negative", signs.is_difference_with_square),
     *(Rule("domain", _names(name), "advice",
            f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
            "has no gradient there", _is_far_outside)
@@ -522,8 +531,11 @@ RULES = (
          "see what makes {c.operand} +inf{c.made_at}: a score may be -inf on purpose, and +inf is "
          "no mask; x - log(n) is +inf where a count n is 0", Case.reads_plus_infinity),
     Rule("domain", _LOSSES, "advice",
+         "smooth over the classes that the mask leaves: label_smoothing gives each class a share, "
+         "those at -inf, too; or mask only where the program decodes", _is_smoothed),
+    Rule("domain", _LOSSES, "advice",
          "leave out targets that the mask excludes: their probability is 0",
-         lambda c: c.reads_infinity() and not c.reads_plus_infinity()),
+         lambda c: c.reads_infinity() and not (c.reads_plus_infinity() or _is_smoothed(c))),
     Rule("domain", None, "advice", "look at what made its operand infinite", Case.reads_infinity,
          last=True),
     Rule("masked row", _names("sub"), "advice",

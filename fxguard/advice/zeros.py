@@ -292,6 +292,24 @@ def divides_by_own_norm(case: Case) -> bool:
     return dividend == _root(case, step.inputs[0])
 
 
+def is_by_own_sum(case: Case) -> bool:
+    """It divides again and again by the sum of what is divided, perhaps as a row holds it."""
+    step = case.around.step
+    alike = [x for x in case.around.steps if (x.kind, x.source) == (step.kind, step.source)]
+    if case.name != "div" or len(step.inputs) != 2 or len(alike) < 2:
+        return False
+    dividend, todo = _root(case, step.inputs[0]), [step.inputs[1]]
+    for _ in range(MOST_STEPS):
+        made = case.around.maker_of(todo.pop(0)) if todo else None
+        if made is None:
+            continue
+        if plain(made.kind) == "sum":
+            return any(_root(case, each) == dividend for each in made.inputs[:1])
+        if not made.counts or plain(made.kind) in _PASSED | {"setitem"}:
+            todo += made.inputs
+    return False
+
+
 def is_weight_by_norm(case: Case) -> bool:
     """It divides a weight by what is computed of it, as ``spectral_norm`` does."""
     if case.name != "div" or len(case.around.step.inputs) != 2:

@@ -138,6 +138,26 @@ def _only_text(nodes: Iterator[ast.expr], *, with_numbers: bool = False) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def smooths(code: str) -> bool:
+    """Whether a statement calls something with ``label_smoothing`` above 0, or of a variable.
+
+    Example:
+        >>> smooths("loss = F.cross_entropy(x, y, label_smoothing=0.1)")
+        True
+        >>> smooths("loss = F.cross_entropy(x, y, label_smoothing=0.0)")
+        False
+    """
+    tree = _parsed(code)
+    given = [
+        keyword.value
+        for node in (() if tree is None else ast.walk(tree))
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "label_smoothing"
+    ]
+    return any(not isinstance(each, ast.Constant) or bool(each.value) for each in given)
+
+
 def variable_in(text: str) -> str:
     """The one variable that operators, methods and torch's functions compute an operand from.
 

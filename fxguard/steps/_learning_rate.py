@@ -15,12 +15,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from fxguard.capture.instances import instances_of
+from fxguard.records import Source
+from fxguard.source.assigned import function_around, source_of, target_of
 from fxguard.source.lines import is_internal, source_at
-from fxguard.source.syntax import tree_of_file
+from fxguard.source.syntax import tree_of, tree_of_file
 
 __all__ = ["schedule_of"]
 
 RATE = "lr"
+MOST_MADE = 3  # statements that are shown
 
 
 def schedule_of(optimizer: Optimizer) -> str:
@@ -42,7 +45,27 @@ def schedule_of(optimizer: Optimizer) -> str:
     if not math.isfinite(float(optimizer.defaults.get(RATE, 0.0))):
         return f"{type(optimizer).__name__} was made with it"
     lines = [*_lines_that_set_it()]
-    return f"it is set at {source_at(lines[0])}" if len(lines) == 1 else ""
+    if len(lines) != 1:
+        return ""
+    source = source_at(lines[0])
+    made = " or ".join(str(each) for each in _made_at(source))
+    return f"it is set at {source}" + (f", made at {made}" if made else "")
+
+
+def _made_at(source: Source) -> list[Source]:
+    """The statements of a function that compute the variable which a line of it assigns."""
+    tree = tree_of(source.code)
+    statement = tree.body[0] if tree is not None and len(tree.body) == 1 else None
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(value, ast.Name):
+        return []
+    nodes = ast.walk(function_around(source))
+    return [
+        source_of(node, source.file)
+        for node in nodes
+        if isinstance(node, (ast.Assign, ast.AugAssign))
+        if target_of(source_of(node, source.file)) == value.id
+    ][:MOST_MADE]
 
 
 def _by_function(scheduler: LRScheduler, rates: list[float]) -> str:

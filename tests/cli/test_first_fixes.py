@@ -990,3 +990,67 @@ def test_a_random_choice_is_no_proposal(run_here: RunHere) -> None:
     err = run_here(HEAD + SAMPLER.format(accept=accept, accepts=accepts)).err
     assert "overflow" in err, err
     assert "reject" not in err
+
+
+SMOOTHED = {
+    "smoothed": ("F.cross_entropy(x, y, label_smoothing=0.1)", "smooth over the classes that"),
+    "not smoothed": (
+        "F.cross_entropy(x, y, label_smoothing=0.0)",
+        "leave out targets that the mask",
+    ),
+    "nothing said": ("F.cross_entropy(x, y)", "leave out targets that the mask"),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTHED)
+def test_a_loss_of_masked_classes(run_here: RunHere, name: str) -> None:
+    """Which smooths its targets over all classes, or has a target that is masked."""
+    call, fix = SMOOTHED[name]
+    target = "[1, 2]" if "label_smoothing=0.1" in call else "[0, 2]"
+    err = run_here(
+        HEAD + "net = torch.nn.Linear(4, 3)\n"
+        "x = net(torch.randn(2, 4)).masked_fill(torch.tensor([True, False, False]), -math.inf)\n"
+        f"y = torch.tensor({target})\nloss = {call}\nloss.backward()\n"
+    ).err
+    assert f"fix: {fix}" in err, err
+
+
+FORWARDS = {
+    "normalised at each turn": (
+        "    c[t] = a.sum()\n    alpha[t] = a / c[t]\n    a = alpha[t]\n",
+        "work with logarithms, logsumexp in place of the sum",
+    ),
+    "never normalised": ("", "normalise `a` at every turn"),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_a_product_of_densities(run_here: RunHere, name: str) -> None:
+    """Where one observation has a density of 0 in all states, or all of them are small."""
+    turn, fix = FORWARDS[name]
+    x = "[0.1, 0.2, 0.1, 0.3, 40.0]" if turn else "[9.0] * 12"
+    err = run_here(
+        HEAD + f"xs, alpha, c = torch.tensor({x}), torch.zeros(12, 2), torch.zeros(12)\n"
+        "A, mu = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0.0, 1.0])\n"
+        "a = torch.tensor([0.5, 0.5])\n"
+        "for t, x in enumerate(xs):\n"
+        "    b = torch.exp(-0.5 * (x - mu) ** 2)\n"
+        "    a = (a @ A) * b\n"
+        f"{turn}"
+        "print((alpha.sum() if alpha.any() else 0) + a.sum().log())\n"
+    ).err
+    assert fix in err, err
+
+
+def test_a_scale_that_is_not_enough_is_no_fix(run_here: RunHere) -> None:
+    """The product of scaled operands overflows as well; where it does not, that comes first."""
+    for size, is_enough in ((220.0, True), (400.0, False)):
+        err = run_here(
+            HEAD + "class Net(torch.nn.Module):\n"
+            "    def forward(self, q, k):\n"
+            "        return ((q @ k.transpose(-1, -2)) / 4).softmax(-1)\n"
+            f"q = torch.full((2, 3, 4), {size}, dtype=torch.float16)\n"
+            "print(Net()(q, q).sum())\n"
+        ).err
+        assert "overflow" in err, err
+        assert ("scale an operand before the product" in err) is is_enough, err
