@@ -448,9 +448,13 @@ RULES = (
     Rule("rounding", _names("pow rsqrt sqrt"), "advice",
          "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2, with an eps: "
          "by roundings the difference is 0 or negative", signs.is_difference_with_square),
+    Rule("domain", _names("log1p"), "advice",
+         "{c.bare} is {c.number} in the data: take sign({c.bare}) * log1p({c.x}.abs()) where "
+         "numbers below 0 mean something, or log1p({c.x}.clamp(min=0)) where they are mistakes",
+         signs.is_negative_data),
     *(Rule("domain", _names(name), "advice",
            f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
-           "has no gradient there", _is_far_outside)
+           "has no gradient there", lambda c: _is_far_outside(c) and not signs.is_negative_data(c))
       for name, bounded in _BOUNDED.items() if name in DOMAINS),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}{{likewise}}",

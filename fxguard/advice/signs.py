@@ -11,10 +11,11 @@ import re
 from fxguard.advice import becomes
 from fxguard.advice._expressions import is_difference_of_squares
 from fxguard.advice._patterns import is_square_of, made_by, minus_one_of
+from fxguard.advice._rules import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import names_of
 from fxguard.graph.poles import plain
-from fxguard.graph.tables import CASTS, MOVES
+from fxguard.graph.tables import CASTS, ENTRIES, MOVES
 from fxguard.records import Role
 from fxguard.source.assigned import statement_at
 
@@ -38,6 +39,7 @@ __all__ = [
     "is_masked_score",
     "is_masked_value",
     "is_near_limit",
+    "is_negative_data",
     "is_of_squares",
     "is_of_weight",
     "is_root_by_hand",
@@ -63,6 +65,9 @@ _NO_COUNTS = frozenset(
 _ENTRIES = ("getitem", "index_select", "gather")
 _ENTRY = re.compile(r"([\w.]+)\[[^\]]+\]")  # ``self.signal[t]``
 _LESS_ONE = re.compile(r"(.+) - 1")  # of a count
+
+MOST_STEPS = 8  # from an operand back to the data
+FILLED = names_in("contiguous float getitem nan_to_num select to view where")  # data is still data
 
 _LOGARITHMS = ("log", "log_softmax", "logsumexp")  # they make logarithms of probabilities
 
@@ -198,6 +203,23 @@ def is_difference_with_square(case: Case) -> bool:
         and is_square_of(second) is not None
         and not (is_difference_of_squares(case))
     )
+
+
+def is_negative_data(case: Case) -> bool:
+    """``log1p`` is taken of data that a model was given, perhaps with its gaps filled."""
+    around, value = case.around, case.around.culprit
+    for _ in range(MOST_STEPS):
+        if value is None:
+            return False
+        step = around.maker_of(value)
+        if step is None:
+            return case.name == "log1p" and around.values[value].role is Role.INPUT
+        if plain(step.kind) in ENTRIES:
+            return case.name == "log1p"
+        if not step.inputs or (step.counts and plain(step.kind) not in FILLED):
+            return False
+        value = step.inputs[0]
+    return False
 
 
 def is_inverted_spread(case: Case) -> bool:

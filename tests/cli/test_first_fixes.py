@@ -1054,3 +1054,27 @@ def test_a_scale_that_is_not_enough_is_no_fix(run_here: RunHere) -> None:
         ).err
         assert "overflow" in err, err
         assert ("scale an operand before the product" in err) is is_enough, err
+
+
+OF_DATA = {
+    "filled": "torch.log1p(torch.nan_to_num(x))",
+    "as it is": "torch.log1p(x.float())",
+    "of an array": "torch.log1p(torch.from_numpy(x.numpy()).float())",
+    "computed": "torch.log1p(x * 2)",
+}
+
+
+@pytest.mark.parametrize("name", OF_DATA)
+def test_a_logarithm_of_data_below_its_domain(run_here: RunHere, name: str) -> None:
+    """Whether the data is right or not is for the user to say; what is computed is another case."""
+    err = run_here(
+        HEAD + "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(3, 1)\n"
+        "    def forward(self, x):\n"
+        f"        return self.layer({OF_DATA[name]})\n"
+        "data = torch.tensor([[1.0, -3.0, 2.0], [0.0, 5.0, 1.0]])\n"
+        "Net()(data).sum().backward()\n"
+    ).err
+    assert "log1p made NaN" in err, err
+    assert ("is -3 in the data: take sign(" in err) is (name != "computed"), err
