@@ -207,11 +207,11 @@ class BadValues:
     def add_late(self, late: Late) -> None:
         """The same of an operation whose numbers were known only later."""
         record, tensor = late.record, late.tensor
-        if is_blank(record.func):
-            if tensor is None or version_of(tensor) != late.version:
-                return  # it was written, or is gone
-            self._begin(record.func, tensor)
-        batch = self._begin()
+        if is_blank(record.func) and (tensor is None or version_of(tensor) != late.version):
+            return  # it was written, or is gone
+        batch = self._begin(record.func, tensor)
+        if record.depth and self._is_often_at(record):
+            return
         with DisableTorchFunction():
             call = read_call(record.func, late.args, late.kwargs)
             inputs = []

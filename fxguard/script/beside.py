@@ -112,7 +112,7 @@ class Beside:
         self._bad = BadValues(
             self.operations, self._transforms, is_output, is_gradient, self._keys_held
         )
-        self._late = LateOperations()
+        self._late = LateOperations(self.operations.of)
         self._derived_later: list[tuple[weakref.ref[Tensor], Handed]] = []  # that may be such
         self._read = Found()  # by the model that was called last
         self._read_in_loss = Found()  # since the last backward, the first ones
@@ -126,9 +126,7 @@ class Beside:
     def pair_of(self, tensor: Tensor) -> tuple[float, float] | LatePair | None:
         """The smallest and the largest magnitude of a tensor, or what has them later."""
         late = later(tensor)
-        if late is None:
-            return pair_of(tensor)
-        return late.pair if self._bad.are_any else late
+        return pair_of(tensor) if late is None else late
 
     def waits(
         self,
@@ -180,7 +178,7 @@ class Beside:
     def _derive_later(self, func: Callable[..., Any], args: tuple[Any, ...], made: Tensor) -> None:
         """Note integers that may come of bad numbers."""
         with DisableTorchFunction():
-            records = self._late.among(args, self.operations.of)
+            records = self._late.among(args)
             tensors = [weakref.ref(x) for x in nodes.leaves(args) if isinstance(x, Tensor)]
         if records:
             read = Handed(func, tensors, Found([], records), self.operations.count)
@@ -364,7 +362,7 @@ class Beside:
             found = self._bad.find(nodes.leaves(values))
             if found:
                 self._bad.matter()
-        found.records.extend(self._late.among(values, self.operations.of))
+        found.records.extend(self._late.among(values))
         return found
 
     def loss_is_over(self) -> None:

@@ -24,6 +24,8 @@ from fxguard.torch_names import cuda_is_capturing, cuda_stream
 
 __all__ = ["Late", "LateOperations", "LatePair", "later"]
 
+RecordOf = Callable[[Tensor], Record | None]
+
 MOST = 1024  # operations, before their numbers are asked for
 LARGE = 2**24  # bytes of what an operation read and made, from which on they are not kept
 MOST_BYTES = 2**27  # of what is kept, before the numbers are asked for
@@ -88,7 +90,12 @@ class Late:
     __slots__ = ("_made", "_read", "_reference", "args", "kwargs", "record", "size", "version")
 
     def __init__(
-        self, record: Record, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+        self,
+        record: Record,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Tensor,
+        record_of: RecordOf,
     ) -> None:
         self.record = record
         self._reference = weakref.ref(result)
@@ -108,7 +115,9 @@ class Late:
         for each, known in read:
             alone = kept[id(each)] = _without_autograd(each) if self.size else _blank(each)
             version = version_of(each) if self.size and each is not result else None
-            self._read[id(alone)] = version, known if is_record(known) else None
+            if not is_record(known):  # also where a record begins a new chain
+                known = None if each is result else record_of(each)
+            self._read[id(alone)] = version, known
         self.args = _with(kept, args)
         self.kwargs = _with(kept, kwargs)
 
@@ -159,9 +168,14 @@ def _with(kept: Mapping[int, Tensor], value: Any) -> Any:
 
 
 class LateOperations:
-    """The operations of a thread whose numbers are on a device, in the order in which they ran."""
+    """The operations of a thread whose numbers are on a device, in the order in which they ran.
 
-    def __init__(self) -> None:
+    Args:
+        record_of: gives the record of what a tensor holds.
+    """
+
+    def __init__(self, record_of: RecordOf) -> None:
+        self._record_of = record_of
         self._all: list[Late] = []
         self._places: set[tuple[torch.device, int]] = set()  # devices and streams
         self._size = 0
@@ -170,18 +184,18 @@ class LateOperations:
         self, record: Record, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> bool:
         """Add one; whether there are so many now that their numbers are to be asked for."""
-        late = Late(record, args, kwargs, result)
+        late = Late(record, args, kwargs, result, self._record_of)
         self._all.append(late)
         self._size += late.size
         if result.is_cuda:
             self._places.add((result.device, cuda_stream(result.device.index)))
         return len(self._all) >= MOST or self._size >= MOST_BYTES
 
-    def among(self, values: Any, record_of: Callable[[Tensor], Record | None]) -> list[Record]:
+    def among(self, values: Any) -> list[Record]:
         """The records of tensors, while numbers are on a device."""
         if not self._all:
             return []
-        found = (record_of(each) for each in nodes.leaves(values) if isinstance(each, Tensor))
+        found = (self._record_of(each) for each in nodes.leaves(values) if isinstance(each, Tensor))
         return [each for each in found if each is not None]
 
     def settle(self) -> list[Late]:

@@ -267,7 +267,7 @@ def test_an_intended_mask_is_judged_only_where_something_is_wrong(
     )
     assert run_here(HEAD + text).status == 0
     assert not judged
-    assert len(sizes) >= 800
+    assert len(sizes) >= 600  # on a device the last ones are never asked for
     assert max(sizes) < 4 * MOST_VALUES
 
 
