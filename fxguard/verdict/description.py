@@ -57,6 +57,7 @@ from fxguard.verdict.trials import tried, with_tried
 __all__ = ["Description", "position_of"]
 
 NO_CAUSE = "no cause: "  # prefix of the operands of an origin
+NO_ELEMENTS = "no elements: "  # the same where magnitudes tell the cause
 BOUNDS = ("bound the argument", "choose the divisor")  # how advice begins that keeps 0 away
 HALVES = ("float16", "bfloat16")  # dtypes of models that may have some operations in float32
 _NOTHING = PlannedStep("", "", (), ())
@@ -261,7 +262,8 @@ class Description:
             of_heads = evidence.dims == DIMS_OF_HEADS and or_else(False, self.is_of_heads, blame)
             return or_else("", functools.partial(operands_text, of_heads=of_heads), evidence)
         reason = self.opinion.no_cause(blame)
-        return NO_CAUSE + reason if reason else ""
+        is_known = self.opinion.deduced(blame) is not None  # by magnitudes alone
+        return (NO_ELEMENTS if is_known else NO_CAUSE) + reason if reason else ""
 
     def fixes_of_given(self, blame: Blame, detail: Detail, origin: Origin) -> tuple[Fix, ...]:
         """What to do about a value with these details that was already bad."""

@@ -268,22 +268,24 @@ def test_a_second_run_leaves_no_trace(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"replay": True}])
-def test_numbers_that_do_not_come_again_give_no_cause(options: dict[str, Any]) -> None:
-    """It is said in a sentence, and no operand of that run is shown."""
+def test_numbers_that_do_not_come_again_show_no_operand(options: dict[str, Any]) -> None:
+    """It is said in a sentence. The cause is that which magnitudes leave no doubt about."""
     seen = Seen(built(), X, compiler=Compiler(repeats=False), **options)
     sentence = drawn.UNLIKE
     assert sentence in str(seen.report)
     assert "log(0.0)" not in str(seen.report)
     assert seen.origin.first_index is None
-    assert not seen.origin.fixes
-    if not options:
+    if options:
+        assert not seen.origin.fixes
+    else:
         assert seen.origin.what == "log"
-        assert seen.origin.operands == f"no cause: {sentence}"
+        assert seen.origin.cause_in_words == "log of zero"
+        assert seen.origin.operands == f"no elements: {sentence}"
 
 
-def test_a_compiler_that_gives_up_gives_no_cause() -> None:
+def test_a_compiler_that_gives_up_gives_no_elements() -> None:
     seen = Seen(built(), X, compiler=Compiler(most=1))
-    assert seen.origin.operands == f"no cause: {_drawing.NOT_COMPILED}"
+    assert seen.origin.operands == f"no elements: {_drawing.NOT_COMPILED}"
     assert seen.origin.first_index is None
 
 
@@ -310,7 +312,7 @@ def test_other_sizes_are_compiled_for_themselves() -> None:
 
 
 def test_it_is_not_compiled_for_each_of_many_sizes() -> None:
-    """After four sizes a report has no cause, and says why; a size that is known has one."""
+    """After four sizes a report has no elements, and says why; a size that is known has some."""
     seen = Seen(built(), X)
     called = torch.compile(seen.model, backend=seen.compiler)
     wide = torch.cat([X, X, X])
@@ -319,7 +321,7 @@ def test_it_is_not_compiled_for_each_of_many_sizes() -> None:
     compiled = len(seen.compiler.graphs)
     for rows in (9, 10, 11):
         called(wide[:rows])
-        assert seen.origin.operands == f"no cause: {_drawing.TOO_MANY}"
+        assert seen.origin.operands == f"no elements: {_drawing.TOO_MANY}"
     assert_of_this_run_after(seen, called, wide[:7])
     assert len(seen.compiler.graphs) == compiled
 
@@ -328,11 +330,11 @@ def test_it_is_not_compiled_for_each_of_many_sizes() -> None:
 def test_without_room_for_what_is_drawn(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operation is named, with the reason why there is no cause."""
+    """The operation is named, with the reason why there are no elements."""
     monkeypatch.setattr(_drawing, "has_room", lambda tensors: False)
     seen = Seen(built(), X, **options)
     assert seen.origin.what == "log"
-    assert seen.origin.operands == f"no cause: {_drawing.NO_ROOM}"
+    assert seen.origin.operands == f"no elements: {_drawing.NO_ROOM}"
     assert seen.origin.first_index is None
 
 
@@ -453,10 +455,10 @@ class Branch(Net):
         return torch.cond(x.sum() > 0, drops, lambda y: y.sin(), (x,)).log()
 
 
-def test_behind_a_draw_in_a_branch_there_is_no_cause() -> None:
+def test_behind_a_draw_in_a_branch_there_are_no_elements() -> None:
     seen = Seen(built(Branch), X)
     assert seen.origin.what == "log"
-    assert seen.origin.operands == f"no cause: {draws.RANDOM}"
+    assert seen.origin.operands == f"no elements: {draws.RANDOM}"
     assert seen.origin.first_index is None
 
 

@@ -224,7 +224,8 @@ def test_memory_does_not_grow() -> None:
             second, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert second - first < 300 * 2 * MOST_KNOWN
+    # Of up to so many records, wherever the table is on its way to the next time it forgets.
+    assert second - first < 500 * 2 * MOST_KNOWN
 
 
 def test_a_long_chain_is_let_go() -> None:
