@@ -47,7 +47,7 @@ def test_what_is_missing_is_left_out() -> None:
     assert (row.result, row.told) == (gpu.LEFT_OUT, "there is no Triton")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_smallest_sizes_pass_on_a_cpu(tmp_path: Path) -> None:
     """All parts: the one screen, its file, the log, the numbers of the table."""
     command = [sys.executable, "gpu.py", "--quick", "--out", str(tmp_path), "--seconds", "400"]
