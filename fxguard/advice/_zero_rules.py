@@ -15,7 +15,6 @@ from fxguard.advice.positive import made_at
 from fxguard.advice.written_operands import titled
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
-from fxguard.plan.plan import Step
 from fxguard.source.assigned import target_of
 from fxguard.source.named import other_text
 from fxguard.source.weighed import divergence_in
@@ -27,7 +26,6 @@ SQUARE_ROOTS = (
     "negative in {}, too"
 )
 WITHOUT = "in a form without the difference, as the mean of (x - mean) ** 2 is for a variance"
-PRODUCTS_OF_MATRICES = names_in("bmm matmul mm mv")
 
 _LOG = names_in("log log10 log2")
 _POWERS = names_in("pow float_power")
@@ -117,10 +115,6 @@ def _fits_wider(case: Case) -> bool:
     return vanished.exponent_of(case, step) > lowest
 
 
-def _is_of_matrices(step: Step) -> bool:
-    return plain(step.kind) in PRODUCTS_OF_MATRICES
-
-
 def _cancelled(case: Case) -> Mapping[str, str]:
     """What cancelled where, and what would not."""
     found = cancelled.cancelled_state(case) or cancelled.cancelled_difference(case)
@@ -128,12 +122,13 @@ def _cancelled(case: Case) -> Mapping[str, str]:
         return dict.fromkeys(("name", "largest", "place", "wider", "instead", "floor"), "it")
     wider = "" if case.dtype == "float64" else f"compute it in {_wider(case.dtype)}, or "
     floor = FORMATS[case.dtype].eps * found.largest
+    is_of_matrices = plain(found.step.kind) in cancelled.MATRIX_PRODUCTS
     return {
         "name": case.variable,
         "largest": f"{found.largest:.{4 if found.largest < 1e4 else 2}g}",
         "place": titled(found.step),
         "wider": wider,
-        "instead": SQUARE_ROOTS.format(case.dtype) if _is_of_matrices(found.step) else WITHOUT,
+        "instead": SQUARE_ROOTS.format(case.dtype) if is_of_matrices else WITHOUT,
         "floor": f"{floor:.0e}",
     }
 

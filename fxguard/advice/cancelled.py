@@ -18,7 +18,13 @@ from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 
-__all__ = ["Cancelled", "cancelled_difference", "cancelled_state", "covariance_update"]
+__all__ = [
+    "MATRIX_PRODUCTS",
+    "Cancelled",
+    "cancelled_difference",
+    "cancelled_state",
+    "covariance_update",
+]
 
 MOST_STEPS = 64  # from the operand back
 ROUNDINGS = 16  # of the largest number, that may add up
@@ -26,9 +32,9 @@ SCALED = 16  # by how much the operand may be larger than what cancelled
 LEAST = 10  # the largest number of a difference whose roundings matter
 
 _DIFFERENCES = names_in("add rsub sub")
-_MATRIX_PRODUCTS = names_in("bmm matmul mm mv")
+MATRIX_PRODUCTS = names_in("bmm matmul mm mv")
 _PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS)) | {"get"}
-_COMBINES = _PASSED | _DIFFERENCES | _MATRIX_PRODUCTS | names_in("div mul neg")
+_COMBINES = _PASSED | _DIFFERENCES | MATRIX_PRODUCTS | names_in("div mul neg")
 
 
 class Cancelled(NamedTuple):
@@ -81,7 +87,7 @@ def covariance_update(case: Case) -> Step | None:
     """
     around = case.around
     for step in _combined(around) if _negative(case) is not None else ():
-        if plain(step.kind) in _MATRIX_PRODUCTS and len(step.inputs) == 2:
+        if plain(step.kind) in MATRIX_PRODUCTS and len(step.inputs) == 2:
             gain = made_by(around, step.inputs[0])
             is_rest = gain is not None and plain(gain.kind) in ("rsub", "sub")
             if gain and is_rest and gain.inputs and is_made_by(around, gain.inputs[0], "eye"):
@@ -120,7 +126,7 @@ def _cancelled(around: Surroundings, step: Step, dtype: str) -> Cancelled | None
         return None
     if name in _DIFFERENCES and len(ranges) == 2:
         least = max(each.abs_max for each in ranges)
-    elif name in _MATRIX_PRODUCTS and len(ranges) == 2:
+    elif name in MATRIX_PRODUCTS and len(ranges) == 2:
         # One row at least has a term as large as this.
         one, other = ranges
         least = max(one.abs_max * other.abs_min, one.abs_min * other.abs_max)

@@ -620,8 +620,7 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
         done = note_at_node(all, record, args, kwargs, result);
     PyObject *said = NULL;
     if (done == 0 && record->later != NULL)
-        said = PyObject_CallMethodObjArgs(all->hooks, name_waits, record, func, args, named, result,
-                                          NULL);
+        said = PyObject_CallMethodObjArgs(all->hooks, name_waits, record, args, named, result, NULL);
     else if (done == 0 && !(high <= DBL_MAX))
         said = PyObject_CallMethodObjArgs(all->hooks, name_turned, func, args, named, result, NULL);
     else

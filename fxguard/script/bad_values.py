@@ -101,16 +101,19 @@ class BadValues:
     @property
     def batch(self) -> Batch:
         """What led to them. It begins when it is first asked for."""
+        return self._opened().batch
+
+    def _opened(self) -> ActiveForward:
         if self._forward is None:
             batch, self._operations.has_bad = Batch(0), True
             batch.holds_all = False
             self._forward = ActiveForward(batch, {}, {}, None)
-        return self._forward.batch
+        return self._forward
 
     def begin(self) -> None:
         """Something is bad from now on, which no operation of the script has made."""
         self._blanks = None
-        assert self.batch is not None
+        self._opened()
 
     def matter(self) -> None:
         """Somebody has read one: from now on, memory without contents is like any other."""

@@ -128,14 +128,7 @@ class Beside:
         late = later(tensor)
         return pair_of(tensor) if late is None else late
 
-    def waits(
-        self,
-        record: Record,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Any,
-        result: Tensor,
-    ) -> None:
+    def waits(self, record: Record, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> None:
         """An operation has made something whose numbers are on a device."""
         self.operations.awaits = True
         with DisableTorchFunction():

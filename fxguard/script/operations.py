@@ -144,14 +144,7 @@ class Hooks(Protocol):
     def pair_of(self, tensor: Tensor) -> tuple[float, float] | HasPair | None:
         """The smallest and the largest magnitude of a tensor that C does not read."""
 
-    def waits(
-        self,
-        record: Record,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Any,
-        result: Tensor,
-    ) -> None:
+    def waits(self, record: Record, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> None:
         """It has made something whose numbers a device tells later."""
 
     def turned_bad(
@@ -333,7 +326,7 @@ class PlainOperations:
         if needs:
             note(made, args, kwargs, result, self._leaves)
         if not isinstance(pair, tuple):
-            self._hooks.waits(made, func, args, kwargs, result)
+            self._hooks.waits(made, args, kwargs, result)
         elif not math.isfinite(pair[1]):
             self._hooks.turned_bad(func, args, kwargs, result)
 

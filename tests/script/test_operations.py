@@ -379,8 +379,8 @@ class TellsLater(Heard):
         self.waiting: list[Any] = []
         self.pair_of = lambda tensor: Later() if tensor.is_meta else pair_of(tensor)  # type: ignore
 
-    def waits(self, record: Any, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
-        self.waiting.append((record, func, len(args), kwargs, type(result)))
+    def waits(self, record: Any, args: Any, kwargs: Any, result: Tensor) -> None:
+        self.waiting.append((record, record.func, len(args), kwargs, type(result)))
 
 
 class Later:
