@@ -73,6 +73,7 @@ __all__ = [
     "cuda_device",
     "cuda_is_capturing",
     "cuda_stream",
+    "current_autograd_node",
     "dispatch_mode_count",
     "dispatch_modes",
     "enter_autocast",
@@ -144,6 +145,8 @@ why_saved_tensor_hooks_are_forbidden = (
 top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 # A forward inside a backward is activation checkpointing, and no batch of its own.
 graph_task = torch._C._current_graph_task_id
+# A hook on a node is not told which one: what a script computed is found from there.
+current_autograd_node = torch._C._current_autograd_node
 # A graph that runs again sets the grad mode that the graph of the first run set.
 set_grad_enabled = torch._C._set_grad_enabled
 enter_inference_mode = torch.autograd.grad_mode._enter_inference_mode

@@ -14,6 +14,7 @@ from fxguard.advice._rules import Rule
 from fxguard.advice._rules import names_in as _names
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
+from fxguard.advice.end_of_range import is_at_end, maker_at_end, words_of_end
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.root_of_difference import words_of_difference
@@ -456,6 +457,9 @@ RULES = (
            f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
            "has no gradient there", lambda c: _is_far_outside(c) and not signs.is_negative_data(c))
       for name, bounded in _BOUNDED.items() if name in DOMAINS),
+    Rule("zero divisor, rounding", _names("atanh erfinv log log10 log1p log2 logit"), "advice",
+         "keep {number} {inside} where it is made, in {made}, by clamp({bounds})",
+         is_at_end, last=True, words=words_of_end, maker=maker_at_end),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}{{likewise}}",
            lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from fxguard.script.again import NotRepeated, Repetition
 from fxguard.script.bad_values import Found
 from fxguard.script.because_of import chain_of, full_name, in_view_of, speaks_of_bad
 from fxguard.script.beside import Beside, Handed
+from fxguard.script.in_front import Arrival
 from fxguard.source.held_tensors import held_name
 from fxguard.steps.losses import Losses
 from fxguard.steps.step_hooks import StepHooks
@@ -250,11 +251,11 @@ class WholeScript:
             self._guard.recorder.here.batch = None
         return number
 
-    def _gradient_bad(self, roots: list[Tensor], gradient: Tensor | None) -> None:
+    def _gradient_bad(self, began: Sequence[Arrival]) -> None:
         """Compute once more what led to a backward that made a bad gradient, and repeat that."""
         self._beside.pauses = True
         try:
-            self._differentiate_again(roots, gradient)
+            self._differentiate_again(began)
         except FxguardError:
             raise
         except NotRepeated:
@@ -264,7 +265,7 @@ class WholeScript:
         finally:
             self._beside.pauses = False
 
-    def _differentiate_again(self, roots: list[Tensor], gradient: Tensor | None) -> None:
+    def _differentiate_again(self, began: Sequence[Arrival]) -> None:
         whole_step = self._guard.whole_step
         assert whole_step is not None
         loss = Loss(self._begin())
@@ -274,11 +275,11 @@ class WholeScript:
             _, name = held_name(leaf) or (Role.INPUT, "of the script")
             names[id(leaves[id(leaf)])] = Role.WEIGHT, name
         loss.own(whole_step, names, {})
-        with random_state_kept(roots):
-            repetition = Repetition(roots, loss.observe, leaves)
-            again = [repetition.of(root) for root in roots]
+        with random_state_kept(list(leaves.values())):
+            repetition = Repetition([each.node for each in began], loss.observe, leaves)
+            again = [repetition.of(each.node) for each in began]
             loss.backward_comes(again)
-            torch.autograd.backward(again, [gradient] * len(again))
+            torch.autograd.backward(again, [each.gradient for each in began])
 
     def _is_gradient(self, tensor: Tensor) -> bool:
         """Whether a tensor is the gradient of a weight that an optimizer steps."""

@@ -47,6 +47,15 @@ class Beside(Protocol):
     def handed_on(self, values: Any) -> None:
         """A loss is about to read these arguments."""
 
+    def graph_reads(self, tensors: Sequence[Tensor]) -> None:
+        """A model has read these tensors, which gradients may reach."""
+
+    def backward_begins(self) -> None:
+        """A backward of a loss is about to begin."""
+
+    def backward_ended(self, returned: Any) -> None:
+        """It has ended, and returned this."""
+
     def loss_is_over(self) -> None:
         """What a loss has read before matters no more."""
 
@@ -276,8 +285,23 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
     roots = [x for x in nodes.leaves(given) if isinstance(x, Tensor)]
     with DisableTorchFunction():
         loss.backward_comes(roots)
+    following = _here.following
+    beside = None if following is None else following.beside
+    if beside is not None:
+        beside.backward_begins()
     if kwargs.get("create_graph"):
-        return loss.differentiate(func, args, kwargs)
+        result = loss.differentiate(func, args, kwargs)
+    else:
+        result = _differentiate_last(loss, roots, func, args, kwargs)
+    if beside is not None:
+        beside.backward_ended(result)
+    return result
+
+
+def _differentiate_last(
+    loss: Loss, roots: Sequence[Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a backward that is no part of a loss itself."""
     loss.has_ended = True
     following = _here.following
     if following is not None:

@@ -333,6 +333,9 @@ class GuardedModel(Guard):
         if forward is not None and forward.tape is not None:
             self.backward.tape_left(forward.tape, run.live, number, index - 1)
         self.backward.graph_ran(run, outputs, number, index)
+        if self.whole_step is not None and run.plan.inputs:
+            read = (run.live[position] for position, _ in run.plan.inputs)
+            self.whole_step.losses.graph_reads(read)
 
     def count_breaks(self, before: Counter[str], now: Counter[str]) -> None:
         """Count the graph breaks between two counts of the process."""

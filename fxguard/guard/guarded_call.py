@@ -246,7 +246,7 @@ class GuardedCall:
             running = self._begin()
             try:
                 if guard.whole_step is not None:
-                    received = guard.whole_step.losses.received(self.args, self.kwargs)
+                    received = guard.whole_step.losses.received(guard.model, self.args, self.kwargs)
                     running.batch.received = received
                 active.here.forward = running
                 if self.observer is not None:

@@ -17,8 +17,9 @@ from fxguard.patch._operations import OF_RULES, PARAMETERS, number_in, plain_nam
 from fxguard.patch._rewriting import sides_of
 from fxguard.patch._trial import evaluated
 from fxguard.records import Source
-from fxguard.rerun.rest import Instead
+from fxguard.rerun.rest import Instead, Made
 from fxguard.source.lines import source_of_trace
+from fxguard.source.times import is_at_one_place
 
 __all__ = ["instead_in"]
 
@@ -38,6 +39,8 @@ def instead_in(
 ) -> Instead | None:
     """What a rule computes in the place of an operation of a graph; None if it does not fit.
 
+    Whoever changes a line changes each of its runs: it takes the place of them all.
+
     Args:
         rule: ``log(1 - sigmoid(x)) -> logsigmoid(-x)``.
         graph_module: the graph.
@@ -56,12 +59,37 @@ def instead_in(
             continue
         for found in _each(old, node, _Found(), module):
             if of or start in found.nodes:
-                return _instead(old, new, found, node)
+                others = _other_runs(old, node, module)
+                founds = {node: found, **{each: found for each, found in others if found}}
+                return _instead(old, new, founds)
     return None
 
 
-def _instead(old: ast.expr, new: ast.expr, found: _Found, root: Node) -> Instead:
-    reads = {x.name for x in found.letters.values() if isinstance(x, Node)}
+def _other_runs(
+    old: ast.expr, root: Node, module: GraphModule
+) -> Iterator[tuple[Node, _Found | None]]:
+    """The other nodes that the same expression of the same line has made."""
+    source, kind = (
+        source_of_trace(root.meta.get("stack_trace")),
+        plain(read_node(root, module).kind),
+    )
+    if source is None or not is_at_one_place(source.code, kind):
+        return
+    for node in module.graph.nodes:
+        if node is not root and _is_it(node, module, kind, source):
+            yield node, next(_each(old, node, _Found(), module), None)
+
+
+def _instead(old: ast.expr, new: ast.expr, founds: Mapping[Node, _Found]) -> Instead:
+    nodes = (x for found in founds.values() for x in found.letters.values())
+    return Instead(
+        {((), root.name): _made(old, new, found) for root, found in founds.items()},
+        frozenset(x.name for x in nodes if isinstance(x, Node)),
+    )
+
+
+def _made(old: ast.expr, new: ast.expr, found: _Found) -> Made:
+    """What computes the new expression in the place of one node."""
 
     def with_values(values: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -82,7 +110,7 @@ def _instead(old: ast.expr, new: ast.expr, found: _Found, root: Node) -> Instead
         more = {each.arg: ast.literal_eval(each.value) for each in new.keywords if each.arg}
         return run(*given, **{**kwargs, **more})
 
-    return Instead(((), root.name), frozenset(reads), made)
+    return made
 
 
 def _is_same_call(old: ast.expr, new: ast.expr) -> bool:

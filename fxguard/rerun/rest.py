@@ -31,7 +31,7 @@ from fxguard.rerun.walk import EdgeWatcher, SecondForm, Walk, Watcher
 from fxguard.source.lines import source_of_trace
 from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["Instead", "Next", "Rest", "backward_with", "rest_with"]
+__all__ = ["Instead", "Made", "Next", "Rest", "backward_with", "rest_with"]
 
 # What runs the operation itself, its arguments, and the results of the nodes that are read.
 Made = Callable[[Callable[..., Any], Any, Any, Mapping[str, Any]], Any]
@@ -39,11 +39,10 @@ Made = Callable[[Callable[..., Any], Any, Any, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Instead:
-    """What is computed in the place of one operation of a graph."""
+    """What is computed in the place of an operation of a graph, and of others of its line."""
 
-    place: Place
+    made: Mapping[Place, Made]
     reads: frozenset[str]  # names of the nodes whose results it reads
-    made: Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +137,12 @@ class _Reads(Watcher):
             if isinstance(each, Tensor):
                 self.bytes[each.device] += each.numel() * each.element_size()
 
-    def made(self, run: Callable[..., Any], args: Any, kwargs: Any, values: Any) -> Any:
-        """What the other expression makes."""
+    def made(
+        self, place: Place, run: Callable[..., Any], args: Any, kwargs: Any, values: Any
+    ) -> Any:
+        """What the other expression makes in one of its places."""
         self.was_made = True
-        return self.instead.made(run, args, kwargs, values)
+        return self.instead.made[place](run, args, kwargs, values)
 
 
 class _Forward(_Reads, AsTheModel):
@@ -164,15 +165,15 @@ class _Forward(_Reads, AsTheModel):
         return fits(self.bytes)
 
     def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
-        return differs or (self.starts and walk.place(node) == self.instead.place)
+        return differs or (self.starts and walk.place(node) in self.instead.made)
 
     def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         place = walk.place(node)
-        if self.starts and place == self.instead.place:
+        if self.starts and place in self.instead.made:
             if ran.call.written:
                 raise NotJudged(f"{ran.call.kind} writes in place")
             values = {n.name: walk.others[n] for n in walk.others if n.name in self.values}
-            result = self.made(ran.run, args, kwargs, {**self.values, **values})
+            result = self.made(place, ran.run, args, kwargs, {**self.values, **values})
             _expect_like(ran.result, result)
             return result
         try:
@@ -211,9 +212,10 @@ class _Backward(_Reads, EdgeWatcher):
         def run(*given: Any, **named: Any) -> Any:
             return walk.run_alone(node, given, named)
 
-        if walk.place(node) != self.instead.place:
+        place = walk.place(node)
+        if place not in self.instead.made:
             return run(*args, **kwargs)
-        return self.made(run, args, kwargs, self.values)
+        return self.made(place, run, args, kwargs, self.values)
 
 
 def _gradients(

@@ -27,31 +27,31 @@ class Repetition:
     """Tensors computed once more from what was noted of them.
 
     Args:
-        roots: the tensors.
+        nodes: the nodes of autograd that made them.
         observe: runs an operation, given its function, arguments and keywords.
         instead: id of a leaf of autograd to what is taken in its place.
     """
 
     def __init__(
         self,
-        roots: Sequence[Tensor],
+        nodes: Sequence[Any],
         observe: Callable[..., Any],
         instead: Mapping[int, Tensor],
     ) -> None:
         self._observe = observe
         self._instead = instead
-        self._noted = {id(record): (record, given) for record, given in _noted_behind(roots)}
+        self._noted = {id(record): (record, given) for record, given in _noted_behind(nodes)}
         self._made: dict[Any, Any] = {}
         self._read: dict[int, Tensor] = {}  # the tensors of the script, by id
 
-    def of(self, root: Tensor) -> Tensor:
-        """One of the tensors.
+    def of(self, node: Any) -> Tensor:
+        """What one of the nodes made.
 
         Raises:
             NotRepeated: when an operation is not known, an input was written since, or there are
                 other numbers this time.
         """
-        noted = None if root.grad_fn is None else noted_at(root.grad_fn)
+        noted = noted_at(node)
         if noted is None:
             raise NotRepeated
         made: Tensor = self._again(noted[0])
@@ -125,9 +125,9 @@ class Repetition:
         return self._read.setdefault(id(tensor), tensor)
 
 
-def _noted_behind(roots: Sequence[Tensor]) -> list[Noted]:
-    """What was noted of the operations behind some tensors."""
-    todo, seen, found = [root.grad_fn for root in roots], set[Any](), list[Noted]()
+def _noted_behind(nodes: Sequence[Any]) -> list[Noted]:
+    """What was noted of the operations behind some nodes of autograd."""
+    todo, seen, found = list(nodes), set[Any](), list[Noted]()
     while todo:
         node = todo.pop()
         if node is None or node in seen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from fxguard.forgiving import theirs
 from fxguard.graph import nodes
 from fxguard.script.bad_values import BadValues, Found
 from fxguard.script.because_of import OF_NO_NUMBER, is_bad, raised_because_of
+from fxguard.script.in_front import Arrival, InFront
 from fxguard.script.late import LateOperations, LatePair, later
 from fxguard.script.noted import Leaves
 from fxguard.script.operations import Record, kind_of_code, operations_with, pair_of
@@ -71,8 +72,8 @@ class Beside:
     Args:
         script_read: called when the script has read numbers of bad tensors.
         backward_begins: called when a backward is about to begin with bad tensors.
-        gradient_bad: called when a backward made a bad gradient, with the tensors that it began
-            with, and the gradient that it was given there, or None.
+        gradient_bad: called when a backward made a bad gradient, with the nodes of autograd that
+            it began with, and the gradients there.
         raised: called when an operation has raised because of bad tensors, with its error.
         is_output: whether a guarded model has returned a tensor.
         is_gradient: whether it is the gradient of a weight that an optimizer steps.
@@ -89,7 +90,7 @@ class Beside:
         self,
         script_read: Matters,
         backward_begins: Matters,
-        gradient_bad: Callable[[list[Tensor], Tensor | None], object],
+        gradient_bad: Callable[[Sequence[Arrival]], object],
         raised: Callable[[Exception, Handed], object],
         is_output: Callable[[Tensor], bool],
         is_gradient: Callable[[Tensor], bool],
@@ -118,6 +119,7 @@ class Beside:
         self._read_in_loss = Found()  # since the last backward, the first ones
         self._asked_at = 0  # so often something has to have been bad for another judgment
         self._repetitions = MOST_REPETITIONS  # of backward passes that are left
+        self._in_front = InFront()
 
     # What is called of an operation that has run: see `Hooks`.
 
@@ -320,11 +322,32 @@ class Beside:
             self._settle()
             self._reaches(roots, self._backward_begins)
         result = func(*args, **kwargs)
-        if self.has_no_model and self._repetitions and self._has_bad_gradient(result):
+        made = [root.grad_fn for root in roots if root.grad_fn is not None]
+        self._look_at_gradients(result, [Arrival(node, gradient) for node in made])
+        return result
+
+    def backward_begins(self) -> None:
+        """A backward of a loss is about to begin."""
+        self._in_front.take()
+
+    def backward_ended(self, returned: Any) -> None:
+        """It has ended, and returned this."""
+        arrived = self._in_front.take()
+        healthy = [each for each in arrived if each.gradient is None or not is_bad(each.gradient)]
+        if healthy:  # others are bad because of something else
+            self._look_at_gradients(returned, healthy)
+
+    def _look_at_gradients(self, returned: Any, began: Sequence[Arrival]) -> None:
+        """Say what made a bad gradient, if there is one and the script has computed it.
+
+        Args:
+            returned: by the backward.
+            began: where it began, or came to what the script has computed.
+        """
+        if self._repetitions and self._has_bad_gradient(returned):
             self._repetitions -= 1
             with DisableTorchFunction():
-                self._gradient_bad(roots, gradient)
-        return result
+                self._gradient_bad(began)
 
     def _has_bad_gradient(self, returned: Any) -> bool:
         """Whether a leaf has a gradient that is not finite, or the backward returned one."""
@@ -341,12 +364,21 @@ class Beside:
     def model_reads(self, values: Any) -> None:
         """A model is about to read these arguments."""
         self._read = self._bad_handed(values)
+        if self._leaves:
+            self._in_front.listen(nodes.leaves(values))
+
+    def graph_reads(self, tensors: Sequence[Tensor]) -> None:
+        """A model has read these tensors, which gradients may reach."""
+        if self._leaves:
+            self._in_front.listen(tensors)
 
     def handed_on(self, values: Any) -> None:
         """A loss that is followed is about to read these arguments."""
         read = self._read_in_loss
         if len(read.keys) + len(read.records) < MOST_READ:
             read.add(self._bad_handed(values))
+        if self._leaves:
+            self._in_front.listen(nodes.leaves(values))
 
     def _bad_handed(self, values: Any) -> Found:
         """What is bad among arguments that matter now, and what may be."""

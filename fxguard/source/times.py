@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fxguard.source.named import SIGNS, called_name, is_number_of_module, is_of_numbers
 from fxguard.source.syntax import tree_of
 
-__all__ = ["is_chain", "times_in"]
+__all__ = ["is_at_one_place", "is_chain", "times_in"]
 
 LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 
@@ -30,6 +30,17 @@ def times_in(code: str, name: str) -> int:
     if tree is None or any(isinstance(node, LOOPS) for node in ast.walk(tree)):
         return 0
     return sum(_is_one(node, name) for node in ast.walk(tree))
+
+
+def is_at_one_place(code: str, name: str) -> bool:
+    """Whether a line has an operation once, however often that runs.
+
+    Example:
+        >>> is_at_one_place("new = {k: g / (v.sqrt() + eps) for k, g, v in rows}", "sqrt")
+        True
+    """
+    tree = _parsed(code)
+    return tree is not None and sum(_is_one(node, name) for node in ast.walk(tree)) == 1
 
 
 def is_chain(code: str, name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
@@ -17,6 +18,7 @@ from fxguard.batch.brief import BriefBatch
 from fxguard.batch.keys import Key
 from fxguard.batch.late_outputs import LateOutputs
 from fxguard.batch.late_writes import LateWrites
+from fxguard.batch.lent_weights import lent_weights
 from fxguard.batch.loss import Loss, Owner
 from fxguard.capture.finalizers import when_gone
 from fxguard.capture.following import Beside, Following
@@ -95,11 +97,12 @@ class Losses:
         loss.add(made, outputs, names.tensors, names.modules, owner)
 
     def received(
-        self, args: Any, kwargs: dict[str, Any]
+        self, model: Module, args: Any, kwargs: dict[str, Any]
     ) -> tuple[weakref.ref[Loss], list[tuple[str, Key]]] | None:
         """The arguments of a model that this thread has computed from outputs of others, by label.
 
-        With the loss that they belong to; None without one.
+        With the loss that they belong to; None without one. The backward of the model may reach
+        them, and the weights that the call is given in place of the model's own.
         """
         loss = self._following().loss
         if loss is None or loss.has_ended:
@@ -108,8 +111,25 @@ class Losses:
         rows = [(row, x) for row, x, _ in marks.rows_of(labels, tensors) if x is not None]
         known = [(row, loss.batch.live.key_of(x)) for row, x in rows]
         if torch.is_grad_enabled():
-            loss.model_reads([x for _, x in rows if x.requires_grad])
+            read = [*(x for _, x in rows), *lent_weights(model)]
+            loss.model_reads([x for x in read if x.requires_grad])
         return weakref.ref(loss), [(row, key) for row, key in known if key is not None]
+
+    def graph_reads(self, values: Iterable[Any]) -> None:
+        """Called when a graph of a guarded model has read these values, apart from weights.
+
+        They may be no arguments of the model: it may hold them, or find them in its code.
+        """
+        tensors = [x for x in values if isinstance(x, Tensor) and x.requires_grad]
+        computed = [x for x in tensors if not x.is_leaf]
+        if not computed:
+            return
+        following = self._following()
+        loss = following.loss
+        if loss is not None and not loss.has_ended:
+            loss.model_reads(computed)
+        if following.beside is not None:
+            following.beside.graph_reads(computed)
 
     def close(self) -> None:
         """Stop following."""

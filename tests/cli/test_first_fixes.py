@@ -1078,3 +1078,39 @@ def test_a_logarithm_of_data_below_its_domain(run_here: RunHere, name: str) -> N
     ).err
     assert "log1p made NaN" in err, err
     assert ("is -3 in the data: take sign(" in err) is (name != "computed"), err
+
+
+ENDS = {
+    "a logit of dequantized pixels": (
+        "x = (torch.tensor([255.0, 3.0]) + 0.9999999) / 256\nz = torch.log(x) - torch.log1p(-x)\n",
+        "keep x inside (0, 1) where it is made, in div (script.py:4), by clamp(5e-07, 1 - 5e-07)",
+    ),
+    "samples, and a logarithm of the rest": (
+        "u = torch.tensor([0.2, 1e-20])\nv = 1 - u ** 2\nprint(torch.log(1 - v.pow(0.5)).sum())\n",
+        "keep v below 1 where it is made, in sub (script.py:5), by clamp(max=1 - 5e-07)",
+    ),
+    "a correlation": (
+        "r = torch.tensor([0.5, 3.0]) / torch.tensor([1.0, 3.0])\nz = torch.atanh(r)\n",
+        "keep r inside (-1, 1) where it is made, in div (script.py:4), by "
+        "clamp(-1 + 5e-07, 1 - 5e-07)",
+    ),
+    "a function's argument": (
+        "def prior(v):\n    return torch.log1p(-v)\n"
+        "w = torch.tensor([1.0, 1e-9]) * 0.5 + 0.5\nz = prior(w)\n",
+        "keep v below 1 where it is made, in add (script.py:6), by clamp(max=1 - 5e-07)",
+    ),
+    "made on the line itself": (
+        "u = torch.tensor([0.2, 1e-20])\nz = torch.log1p(-(1 - u))\n",
+        "bound the argument",
+    ),
+    "data": ("v = torch.tensor([0.5, 1.0])\nz = torch.log1p(-v)\n", "bound the argument"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_rounds_to_1_is_bounded_where_it_is_made(run_here: RunHere, name: str) -> None:
+    """All that read it need the bound; what nothing has made is bounded where it is read."""
+    text, fix = ENDS[name]
+    err = run_here(HEAD + text + ("" if "print" in text else "print(z.sum())\n")).err
+    first = next(line for line in err.splitlines() if "fix: " in line)
+    assert fix in first, err
