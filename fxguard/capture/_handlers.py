@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import linecache
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,10 @@ __all__ = ["Tried", "tried_lines"]
 RAISED_BY_OPERATIONS = ("builtins", "torch", "triton")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+TRY = (ast.Try, getattr(ast, "TryStar", ast.Try))
+
+# The fields of a statement that hold statements, or what holds statements in its turn.
+BLOCKS = frozenset({"body", "orelse", "finalbody", "handlers", "cases"})
 
 
 class Tried(NamedTuple):
@@ -32,11 +37,10 @@ class Tried(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def tried_lines(file: str) -> tuple[Tried, ...]:
     """The lines of a file that a handler or a ``finally`` block covers."""
+    if not any("try" in line for line in linecache.getlines(file)):
+        return ()  # and it need not be parsed
     tree = tree_of_file(file)
-    if tree is None:
-        return ()
-    kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
-    blocks = [each for each in _statements(tree) if isinstance(each.node, kinds)]
+    blocks = [] if tree is None else list(_try_blocks(tree))
     names = _names_of(file) if blocks else {}
     return tuple(
         Tried(
@@ -58,23 +62,26 @@ def _covered(block: Any) -> range:
     return range(block.body[0].lineno, (last.end_lineno or last.lineno) + 1)
 
 
-class _Statement(NamedTuple):
+class _TryBlock(NamedTuple):
     node: Any
     inside: Function | None  # the outermost function that contains it
     before: Sequence[ast.stmt]  # of the same block of statements
 
 
-def _statements(tree: ast.AST) -> Iterator[_Statement]:
-    """All statements of a file. Expressions are skipped, because they contain none."""
-    left = [_Statement(tree, None, ())]
+def _try_blocks(tree: ast.AST) -> Iterator[_TryBlock]:
+    """All ``try`` blocks of a file. Expressions are skipped, because they contain none."""
+    left: list[tuple[ast.AST, Function | None]] = [(tree, None)]
     while left:
-        node, inside, _ = statement = left.pop()
-        yield statement
-        if inside is None and isinstance(node, Function):
-            inside = node
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            block = getattr(node, name, ())
-            left += [_Statement(each, inside, block[:at]) for at, each in enumerate(block)]
+        outer, inside = left.pop()
+        if inside is None and isinstance(outer, Function):
+            inside = outer
+        for name in BLOCKS.intersection(outer._fields):
+            block = getattr(outer, name)
+            for at, node in enumerate(block):
+                if isinstance(node, TRY):
+                    yield _TryBlock(node, inside, block[:at])
+                if not BLOCKS.isdisjoint(node._fields):
+                    left.append((node, inside))
 
 
 def _handles_no_kernel(handler: ast.ExceptHandler) -> bool:
@@ -127,7 +134,13 @@ def _is_bound_in(function: Function | None, name: str) -> bool:
 
 def _names_of(file: str) -> dict[str, Any]:
     """The global names of the module that a file holds; none if it is not known."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == file:
-            return vars(module)
-    return {}
+    module = sys.modules.get(_modules.get(file, ""))
+    if getattr(module, "__file__", None) != file:
+        _modules.clear()
+        for name, each in list(sys.modules.items()):
+            _modules.setdefault(getattr(each, "__file__", None), name)
+        module = sys.modules.get(_modules.get(file, ""))
+    return {} if module is None else vars(module)
+
+
+_modules: dict[str | None, str] = {}  # the name of the module that a file holds

@@ -68,6 +68,7 @@ from fxguard.capture import (
     layers,
     let_go,
     lifted_items,
+    own_sizes,
     plain_python,
     traced_modules,
     try_blocks,
@@ -243,6 +244,7 @@ def compile_forward(
     context_vars.follow_context_vars()
     decisions.follow_decisions()
     lifted_items.lift_items()
+    own_sizes.keep_sizes_apart()
     limit = max(RECOMPILE_LIMIT, 4 * layers_in_turn)  # with gradients and without, training or not
     options: dict[str, Any] = {"recompile_limit": limit, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither of them

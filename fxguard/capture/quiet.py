@@ -132,12 +132,18 @@ def _capture_begins(_: Any) -> None:
     if not _is_quiet.get():
         return
     capture_begins()
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(CAPTURING) and name not in LOGGERS:
-            logging.getLogger(name).addFilter(_is_of_others)
+    _filter_loggers(len(logging.root.manager.loggerDict))
     if DROPPING:  # what torch warns of only once in a process is still due when it runs
         _before.append(torch.is_warn_always_enabled())
         torch.set_warn_always(True)
+
+
+@functools.lru_cache(maxsize=1)
+def _filter_loggers(number: int) -> None:
+    """Let loggers that have been made tell nothing of captures; done once for their number."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(CAPTURING) and name not in LOGGERS:
+            logging.getLogger(name).addFilter(_is_of_others)
 
 
 def _capture_ends(_: Any) -> None:

@@ -205,7 +205,7 @@ def _is_covered(
     """The same for the lines of calls, outermost first."""
     inside = False
     for file, line in places:
-        in_root = file == root.co_filename and _holds(root, line)
+        in_root = file == root.co_filename and line in _lines_of(root)
         inside = inside or in_root
         if not inside or is_internal(file):
             continue
@@ -237,5 +237,6 @@ def _is_resumed(code: CodeType) -> bool:
     return RESUMED.match(code.co_name) is not None
 
 
-def _holds(code: CodeType, line: int) -> bool:
-    return any(line == own for _, _, own in code.co_lines())
+@functools.lru_cache(maxsize=256)
+def _lines_of(code: CodeType) -> frozenset[int | None]:
+    return frozenset(line for _, _, line in code.co_lines())

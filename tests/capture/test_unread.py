@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo import config, exc, symbolic_convert
+from torch._dynamo import config, exc, symbolic_convert, utils
+from torch._logging._internal import trace_log
 
 import fxguard
 from fxguard.guard.guard import GuardedModel
@@ -83,3 +84,54 @@ def test_the_users_own_settings_are_left_alone() -> None:
     before = config.side_effect_replay_policy
     fxguard.instrument(Breaks())(torch.ones(2))
     assert config.side_effect_replay_policy == before
+
+
+NOTES_SETTINGS = pytest.mark.skipif(
+    not hasattr(utils, "_get_dynamo_config_for_logging"), reason="this torch notes no settings"
+)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[utils.CompilationMetrics]:
+    """What TorchDynamo notes of each capture."""
+    found: list[utils.CompilationMetrics] = []
+    monkeypatch.setattr(utils, "_compilation_metrics", found)
+    return found
+
+
+@NOTES_SETTINGS
+def test_settings_are_noted_only_for_who_asked(noted: list[utils.CompilationMetrics]) -> None:
+    """All else that TorchDynamo notes of a capture is as before."""
+    fxguard.instrument(Breaks())(torch.ones(2))
+    assert noted
+    assert all(each.dynamo_config is each.inductor_config is None for each in noted)
+    assert {each.co_name for each in noted} >= {"forward"}
+    noted.clear()
+    torch.compile(Breaks(), backend="eager")(torch.ones(2))
+    assert noted
+    assert all(each.dynamo_config and each.inductor_config for each in noted)
+
+
+@NOTES_SETTINGS
+def test_settings_are_noted_where_they_are_written(
+    noted: list[utils.CompilationMetrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``TORCH_TRACE`` has the logger of traces handle what comes."""
+    monkeypatch.setattr(trace_log, "handlers", [logging.NullHandler()])
+    fxguard.instrument(Breaks())(torch.ones(2))
+    assert noted
+    assert all(each.dynamo_config and each.stack_trace for each in noted)
+
+
+def test_the_log_of_captures_that_somebody_has_asked_for_names_the_calls(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """``TORCH_LOGS=+dynamo`` sets the level of the logger."""
+    log = logging.getLogger("torch._dynamo.convert_frame")
+    with caplog.at_level(logging.DEBUG, log.name):
+        log.addHandler(caplog.handler)
+        try:
+            fxguard.instrument(Breaks())(torch.ones(2))
+        finally:
+            log.removeHandler(caplog.handler)
+    assert "test_unread.py" in caplog.text
