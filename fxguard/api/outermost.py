@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Module
 
@@ -118,7 +119,9 @@ class OutermostModules:
         if self.follows_losses:
             self.losses = Losses(keeps_outputs=True)
             if self.looks_beside:
-                self.script = WholeScript(self.options, self.losses, self.on_report)
+                self.script = WholeScript(
+                    self.options, self.losses, self.on_report, self._is_weight
+                )
                 self._withheld.made_beside = self.script.instead
         self._original = Module.__call__
         Module.__call__ = self._make_call(self._original)  # type: ignore[method-assign]
@@ -292,6 +295,10 @@ class OutermostModules:
     def _is_in_reader(self, target: Module) -> bool:
         """Whether a module without parameters is called by one that reads outputs: a criterion."""
         return getattr(self._local, "reader", None) is not None and not has_parameters(target)
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        """Whether a guarded model has a tensor."""
+        return any(id(tensor) in each.guard.names.tensors for each in self._watched.values())
 
     def _known(self, target: Module) -> Watched | None:
         """What is known of a module; nothing if it came in the place of one that is gone."""

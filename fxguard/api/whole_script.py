@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import os.path
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from fxguard.api.listening import guard_with_tools
+from fxguard.api.script_gradients import ScriptGradients
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.batch.lent_weights import lent_weights
-from fxguard.batch.loss import Loss
 from fxguard.capture.instances import instances_of
-from fxguard.errors import FxguardError
 from fxguard.forgiving import theirs
-from fxguard.graph.random_state import random_state_kept
 from fxguard.options import Options
 from fxguard.records import Role
 from fxguard.report import terminal
 from fxguard.report.report import Report
 from fxguard.report.text import because
-from fxguard.script.again import NotRepeated, Repetition
 from fxguard.script.bad_values import Found
 from fxguard.script.because_of import chain_of, full_name, in_view_of, speaks_of_bad
 from fxguard.script.beside import Beside, Handed
 from fxguard.script.in_front import Arrival
-from fxguard.source.held_tensors import held_name
 from fxguard.steps.losses import Losses
 from fxguard.steps.step_hooks import StepHooks
 from fxguard.torch_names import DisableTorchFunction
@@ -59,10 +55,15 @@ class WholeScript:
         options: those of :func:`fxguard.instrument`.
         losses: those that the script computes.
         on_report: called with each report after it was handed on.
+        is_of_model: whether a tensor is a weight of a guarded model, which is watched with it.
     """
 
     def __init__(
-        self, options: Options, losses: Losses, on_report: Callable[[Report], object]
+        self,
+        options: Options,
+        losses: Losses,
+        on_report: Callable[[Report], object],
+        is_of_model: Callable[[Tensor], bool],
     ) -> None:
         self._model = NoModel()
         self._guard = guard_with_tools(self._model, options)
@@ -70,6 +71,10 @@ class WholeScript:
         self._guard.delivery.heard = on_report
         self._guard.watch_steps(losses)
         self._losses = losses
+        self._is_of_model = is_of_model
+        self._gradients = ScriptGradients(self._guard.delivery, losses, self._begin)
+        self._has_unexplained = False  # a bad gradient, of which nothing else was said
+        self._has_told = False  # what made a bad gradient, since the last step
         self._is_open = True
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._kept: Report | None = None  # is told at the end
@@ -121,6 +126,8 @@ class WholeScript:
         """What made the bad numbers that a model or its loss was given, if that is reported."""
         if report.phase == "optimizer":
             return self._behind_rate(report)
+        if report.phase == "backward":
+            return None if report.origins[0].is_operation else self._behind_gradient(report)
         read = self._beside.take_read(by_loss=report.origins[0].frame.phase == "loss")
         is_given = report.phase in ("data", "loss") or report.origins[0].role is Role.WEIGHT
         if read is None or not is_given:
@@ -132,6 +139,12 @@ class WholeScript:
             return None
         why = (*made.why, f"it was read as {report.origins[0].message}")
         return replace(made, batch_number=report.batch_number, why=why)
+
+    def _behind_gradient(self, report: Report) -> Report | None:
+        """What made a gradient bad that did not come through a model, if the script has."""
+        arrived = self._beside.take_arrived()
+        made = self._report_on_gradients(arrived) if arrived else None
+        return made and replace(made, batch_number=report.batch_number)
 
     def _behind_rate(self, report: Report) -> Report | None:
         """What made a learning rate, if the script has read that of a tensor."""
@@ -153,6 +166,9 @@ class WholeScript:
         report, self._kept = self._kept, None
         if report is not None:
             self._guard.delivery.report_later(report)
+        elif self._has_unexplained and not self._optimizers:
+            self._has_unexplained = False
+            self._tell_of_gradients(self._beside.leaves())
         elif self._noted is not None:
             origin = self._noted.origins[0]
             terminal.write(NOTE.format(f"{origin.message}: {because(origin)}"), sys.stderr)
@@ -252,34 +268,27 @@ class WholeScript:
         return number
 
     def _gradient_bad(self, began: Sequence[Arrival]) -> None:
-        """Compute once more what led to a backward that made a bad gradient, and repeat that."""
-        self._beside.pauses = True
-        try:
-            self._differentiate_again(began)
-        except FxguardError:
-            raise
-        except NotRepeated:
-            pass
-        except theirs():  # an operation that may not run twice
-            pass
-        finally:
-            self._beside.pauses = False
+        """A backward has made a bad gradient: say what did, or note that it is not known."""
+        report = self._report_on_gradients(began)
+        if report is None:
+            self._has_unexplained = True
+        else:
+            self._has_told = True
+            self._guard.delivery.report_later(report)
 
-    def _differentiate_again(self, began: Sequence[Arrival]) -> None:
-        whole_step = self._guard.whole_step
-        assert whole_step is not None
-        loss = Loss(self._begin())
-        leaves = {id(leaf): leaf.detach().requires_grad_() for leaf in self._beside.leaves()}
-        names = {}
-        for leaf in self._beside.leaves():
-            _, name = held_name(leaf) or (Role.INPUT, "of the script")
-            names[id(leaves[id(leaf)])] = Role.WEIGHT, name
-        loss.own(whole_step, names, {})
-        with random_state_kept(list(leaves.values())):
-            repetition = Repetition([each.node for each in began], loss.observe, leaves)
-            again = [repetition.of(each.node) for each in began]
-            loss.backward_comes(again)
-            torch.autograd.backward(again, [each.gradient for each in began])
+    def _report_on_gradients(self, began: Sequence[Arrival]) -> Report | None:
+        """What made a bad gradient; None if that is not found, or told already."""
+        before, self._beside.pauses = self._beside.pauses, True
+        try:
+            return self._gradients.report(began, self._beside.leaves())
+        finally:
+            self._beside.pauses = before
+
+    def _tell_of_gradients(self, leaves: Iterable[Tensor]) -> None:
+        """Report the bad gradients of leaves that no model has, before a step spreads them."""
+        report = self._gradients.report_on(leaves)
+        if report is not None:
+            self._guard.delivery.report_later(report)
 
     def _is_gradient(self, tensor: Tensor) -> bool:
         """Whether a tensor is the gradient of a weight that an optimizer steps."""
@@ -291,9 +300,35 @@ class WholeScript:
             self._optimizers.update(instances_of(Optimizer))
         return [group for each in self._optimizers for group in each.param_groups]
 
-    def _step_begins(self, optimizer: Optimizer, *_: Any) -> None:
+    def _step_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._optimizers.add(optimizer)
+        told, self._has_told = self._has_told, False
+        if not told:
+            weights = (x for group in optimizer.param_groups for x in group["params"])
+            self._tell_of_gradients(x for x in weights if not self._is_of_model(x))
         self._beside.pauses = True
+        return self._with_closure(args, kwargs)
+
+    def _with_closure(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """The arguments of a step with a closure in which operations are looked at; else None."""
+
+        def looked_at(closure: Any) -> Any:
+            @functools.wraps(closure)
+            def call(*given: Any, **named: Any) -> Any:
+                self._beside.pauses = False
+                try:
+                    return closure(*given, **named)
+                finally:
+                    self._beside.pauses = True
+
+            return call
+
+        optimizer, *rest = args
+        if rest and callable(rest[0]):
+            return (optimizer, looked_at(rest[0]), *rest[1:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": looked_at(kwargs["closure"])}
+        return None
 
     def _step_ended(self, *_: Any) -> None:
         self._beside.pauses = False

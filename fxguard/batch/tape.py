@@ -26,7 +26,7 @@ from fxguard.errors import FxguardError
 from fxguard.graph.collectives import none_issued, waits
 from fxguard.graph.exchanges import exchange_of
 from fxguard.graph.nodes import elements_of, leaves, memory_of
-from fxguard.graph.operations import name_of
+from fxguard.graph.operations import has_effects, name_of
 from fxguard.graph.random_state import RandomState, random_state_kept
 from fxguard.graph.tables import RANDOM
 from fxguard.graph.torch_settings import settings_now
@@ -38,6 +38,7 @@ from fxguard.source.lines import Place
 
 __all__ = ["Tape"]
 
+MOST_COPIED = 2**20  # elements of a tensor that is about to be written
 MADE = "fxguard.made"  # key in the metadata of autograd nodes: the tape and what was made there
 
 # A live tensor, its version, and what it holds up to that version.
@@ -86,7 +87,18 @@ class Tape:
         if name_of(func) in RANDOM:
             call.random_state = RandomState.now((args, kwargs))
         call.versions = {id(x): version_of(x) for x in _tensors((args, kwargs))}
+        if args and has_effects(func) and self._is_lost_by(call, args[0]):
+            call.overwrites = args[0], args[0].detach().clone()
         return call
+
+    def _is_lost_by(self, call: Noted, target: Any) -> bool:
+        """Whether numbers that nothing on the tape has made give way to some with a gradient."""
+        if not isinstance(target, Tensor) or target.requires_grad or not has_memory(target):
+            return False
+        if target.numel() > MOST_COPIED or type(target) is not Tensor:
+            return False
+        brings = any(x.requires_grad for x in _tensors((call.args[1:], call.kwargs)))
+        return brings and not isinstance(self._held(target, call.versions[id(target)]), Made)
 
     def after(self, call: Noted, result: Any, place: Place | None) -> None:
         """Called when the operation has returned this result; the user's line called it."""
@@ -102,7 +114,8 @@ class Tape:
         made = list(elements_of(result))
         if not (made or written) or not any(map(self._belongs_to(call), read)):
             return
-        if not all(isinstance(self._held(x, call.versions[id(x)]), Made) for x in written):
+        before = self._as_before(call) if written else None
+        if not all(self._is_known(x, call, before) for x in written):
             # It has written what was given. What that holds now is given anew.
             for tensor in read:
                 self._note_leaf(tensor, call)
@@ -121,6 +134,19 @@ class Tape:
         for path, tensor in made:
             self._has_made(call, path, tensor)
         self._has_run(call, place)
+
+    def _as_before(self, call: Noted) -> Given | None:
+        """What a call has written, as it was, if nothing on the tape had made that."""
+        if call.overwrites is None:
+            return None
+        (target, copy), call.overwrites = call.overwrites, None
+        value = Given(self._next(), copy, version_of(copy))
+        self._remember(target, value, call.versions[id(target)])
+        return value
+
+    def _is_known(self, written: Tensor, call: Noted, before: Given | None) -> bool:
+        value = self._held(written, call.versions[id(written)])
+        return isinstance(value, Made) or (value is not None and value is before)
 
     def ran(
         self,
@@ -235,9 +261,10 @@ class Tape:
             return None
         return known[2]()
 
-    def _remember(self, tensor: Tensor, value: Given | Made) -> None:
-        """Note what a tensor holds from now on, as long as it is alive."""
+    def _remember(self, tensor: Tensor, value: Given | Made, version: int | None = None) -> None:
+        """Note what a tensor holds from now on, or held at a version, as long as it is alive."""
         identity, me = id(tensor), self._me
+        version = version_of(tensor) if version is None else version
 
         def gone(_: weakref.ref[Tensor]) -> None:
             if (tape := me()) is not None:
@@ -245,7 +272,7 @@ class Tape:
 
         # What is given holds the tensor, so it belongs to those who read it.
         held = weakref.ref(value) if isinstance(value, Given) else lambda: value
-        self._known[identity] = weakref.ref(tensor, gone), version_of(tensor), held
+        self._known[identity] = weakref.ref(tensor, gone), version, held
         if not tensor.requires_grad:
             self._without_gradient.append(identity)
 

@@ -58,6 +58,8 @@ class Noted:
     random_state: RandomState | None = None  # before it ran, if it draws random numbers
     # Of the tensors among its arguments, by identity; empty once it has run.
     versions: dict[int, int | None] = field(default_factory=dict)
+    # What it is about to write, if nothing on the tape has made that, and a copy.
+    overwrites: tuple[Tensor, Tensor] | None = None
     read: tuple[Given | Made, ...] = ()  # once it has run, what its tensors held then
     order: int = 0  # among all calls
     place: Place | None = None  # the user's line
@@ -69,6 +71,7 @@ class Noted:
     def let_go(self) -> None:
         """Keep nothing of what it read: it cannot run again."""
         self.args, self.kwargs, self.read, self.is_gone = (), {}, (), True
+        self.overwrites = None
 
 
 def graph_of(

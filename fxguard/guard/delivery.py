@@ -215,7 +215,7 @@ class Delivery:
                     run.returned = returned.get(run.index, ())
         with self._gathering(searches) as gather:
             if searches:
-                report = self._backward_report(batch.number, ended, gather)
+                report = self.report_of_backward(batch.number, ended, gather)
         if report is None:
             report, self._lost = self._lost, None
         self._deliver(Finished(batch, report=report), None)
@@ -254,7 +254,7 @@ class Delivery:
         if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
             return
         self._note_bad([leaf], last.batch.number)
-        report = self._backward_report(last.batch.number, Ended([], [leaf], COMPILED))
+        report = self.report_of_backward(last.batch.number, Ended([], [leaf], COMPILED))
         if report is not None:  # other ranks do not know of it, so this one does not wait for them
             self._tell(report, Finished(last.batch, report=report), None, None)
 
@@ -317,9 +317,16 @@ class Delivery:
             return gathered_for_one(model, asks)
         return contextlib.nullcontext(nothing_gathered)
 
-    def _backward_report(
+    def report_of_backward(
         self, number: int, ended: Ended, gather: Gather = nothing_gathered
     ) -> Report | None:
+        """What is to be said of a backward; None if nothing is.
+
+        Args:
+            number: number of its batch.
+            ended: the backward.
+            gather: gathers weights that a second run reads.
+        """
         ended = replace(ended, leaves=[replace(x, name=self._held(x.name)) for x in ended.leaves])
         judge = ReportOfBackward(
             max_frames=self.options.max_frames_to_save,

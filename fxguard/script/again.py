@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Repetition:
         self,
         nodes: Sequence[Any],
         observe: Callable[..., Any],
-        instead: Mapping[int, Tensor],
+        instead: dict[int, Tensor],
     ) -> None:
         self._observe = observe
         self._instead = instead
@@ -113,7 +113,7 @@ class Repetition:
             result = result[record.path]
         elif result is None:
             result = args[0]
-        if waited_for(abs_min_max(result)) != record.pair:
+        if not _are_same(waited_for(abs_min_max(result)), record.pair):
             raise NotRepeated  # such as random numbers
         return result  # type: ignore[no-any-return]
 
@@ -122,7 +122,14 @@ class Repetition:
             raise NotRepeated
         if id(tensor) in self._instead:
             return self._instead[id(tensor)]
+        if tensor.requires_grad:  # nobody has seen how it was made: its backward is another one
+            return self._instead.setdefault(id(tensor), tensor.detach().requires_grad_())
         return self._read.setdefault(id(tensor), tensor)
+
+
+def _are_same(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether two pairs of magnitudes are equal, where NaN is NaN."""
+    return all(a == b or (a != a and b != b) for a, b in zip(one, other, strict=True))
 
 
 def _noted_behind(nodes: Sequence[Any]) -> list[Noted]:

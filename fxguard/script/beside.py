@@ -326,16 +326,22 @@ class Beside:
         self._look_at_gradients(result, [Arrival(node, gradient) for node in made])
         return result
 
-    def backward_begins(self) -> None:
-        """A backward of a loss is about to begin."""
+    def backward_begins(self, roots: Sequence[Tensor]) -> None:
+        """A backward is about to begin with these tensors, of a loss or after it."""
         self._in_front.take()
+        if self._leaves:
+            self._in_front.listen(roots)
 
     def backward_ended(self, returned: Any) -> None:
         """It has ended, and returned this."""
+        arrived = self.take_arrived()
+        if arrived:
+            self._look_at_gradients(returned, arrived)
+
+    def take_arrived(self) -> list[Arrival]:
+        """Where healthy gradients have come to what the script computed, in this backward; once."""
         arrived = self._in_front.take()
-        healthy = [each for each in arrived if each.gradient is None or not is_bad(each.gradient)]
-        if healthy:  # others are bad because of something else
-            self._look_at_gradients(returned, healthy)
+        return [each for each in arrived if each.gradient is None or not is_bad(each.gradient)]
 
     def _look_at_gradients(self, returned: Any, began: Sequence[Arrival]) -> None:
         """Say what made a bad gradient, if there is one and the script has computed it.

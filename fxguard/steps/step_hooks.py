@@ -21,7 +21,7 @@ from fxguard.capture import dynamo
 
 __all__ = ["StepHooks", "step_that_runs"]
 
-OnStep = Callable[[Optimizer, Any, Any], object]
+OnStep = Callable[[Optimizer, Any, Any], Any]
 
 
 def step_that_runs() -> Optimizer | None:
@@ -43,7 +43,7 @@ class StepHooks:
 
     Args:
         before: a bound method, called with the optimizer and the arguments of its step; None for
-            none.
+            none. Arguments that it returns take their place.
         after: likewise.
     """
 
@@ -61,27 +61,26 @@ class StepHooks:
         self._close()
 
 
-def _hook(method: OnStep) -> Callable[[Optimizer, Any, Any], None]:
+def _hook(method: OnStep) -> Callable[[Optimizer, Any, Any], Any]:
     reference = weakref.WeakMethod(method)  # type: ignore[arg-type] # it is one
 
-    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            if not dynamo.may_not_break():
-                _call(reference, optimizer, args, kwargs)
-        elif dynamo.eval_frame_callback() is None:  # nobody compiles what runs now
-            _call_undisturbed(reference, optimizer, args, kwargs)
-        else:
-            _call(reference, optimizer, args, kwargs)
+            if dynamo.may_not_break():
+                return None
+            return _call(reference, optimizer, args, kwargs)
+        if dynamo.eval_frame_callback() is None:  # nobody compiles what runs now
+            return _call_undisturbed(reference, optimizer, args, kwargs)
+        return _call(reference, optimizer, args, kwargs)
 
     return hook
 
 
 def _call_undisturbed(
     reference: weakref.WeakMethod[Any], optimizer: Optimizer, args: Any, kwargs: Any
-) -> None:
+) -> Any:
     call = reference()
-    if call is not None:
-        call(optimizer, args, kwargs)
+    return None if call is None else call(optimizer, args, kwargs)
 
 
 _call = torch.compiler.disable(_call_undisturbed)

@@ -102,6 +102,106 @@ WRONG = {
 }
 
 
+# The same where no model takes part, or only its weights do.
+APART = {
+    "a penalty of a model's weights before its loss": (
+        "nn.init.zeros_(net[0].bias)\n"
+        "penalty = net[0].bias.pow(2).sum().sqrt()\n"
+        "(net(torch.rand(8, 4)).mean() + penalty).backward()\n",
+        8,
+    ),
+    "a penalty of a model's weights with a backward of its own": (
+        "nn.init.zeros_(net[0].bias)\n"
+        "net(torch.rand(8, 4)).mean().backward()\n"
+        "net[0].bias.grad = None\n"
+        "net[0].bias.pow(2).sum().sqrt().backward()\n",
+        10,
+    ),
+    "a second backward": (
+        "loss = net(torch.rand(8, 4) + z).mean()\n"
+        "penalty = (z * z).sqrt().sum()\n"
+        "loss.backward()\n"
+        "penalty.backward()\n",
+        8,
+    ),
+    "a closure of a step": (
+        "opt = torch.optim.LBFGS([z])\n"
+        "def closure():\n"
+        "    opt.zero_grad()\n"
+        "    loss = ((z * z).sqrt() - 1).pow(2).sum()\n"
+        "    loss.backward()\n"
+        "    return loss\n"
+        "opt.step(closure)\n",
+        10,
+    ),
+    "a closure by its name": (
+        "opt = torch.optim.SGD([z], 0.1)\n"
+        "def closure():\n"
+        "    loss = ((z * z).sqrt() - 1).pow(2).sum()\n"
+        "    loss.backward()\n"
+        "    return loss\n"
+        "opt.step(closure=closure)\n",
+        9,
+    ),
+    "written to a part of a tensor": (
+        "s = torch.ones(4)\n"
+        "s[:2] = (z[:2] * z[:2]).sqrt()\n"
+        "net(torch.rand(8, 4) * s).mean().backward()\n",
+        8,
+    ),
+    "outputs of a model that fill a tensor": (
+        "for layer in (net[0], net[2]):\n"
+        "    nn.init.zeros_(layer.weight)\n"
+        "    nn.init.zeros_(layer.bias)\n"
+        "out = torch.zeros(3)\n"
+        "for t in range(3):\n"
+        "    out[t] = net(torch.rand(4)).pow(2).sqrt()[0]\n"
+        "(out - 1).pow(2).mean().backward()\n",
+        12,
+    ),
+    "beside a branch that is not taken and is NaN": (
+        "x = torch.tensor([0.0, 1.0])\n"
+        "w = torch.ones(2, requires_grad=True)\n"
+        "r = torch.where(x > 0, x / x, 1.0)\n"
+        "s = (w * 0 * r).sqrt()\n"
+        "s.sum().backward()\n",
+        10,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_the_operation_is_named_without_a_model(run_here: RunHere, name: str) -> None:
+    """Wherever the backward begins, and whatever the forward holds that does no harm."""
+    text, line = APART[name]
+    ran = run_here(HEAD + text)
+    assert ran.status == 3
+    first, place, *_ = ran.err.splitlines()
+    assert first.startswith("backward of sqrt made "), ran.err
+    assert place.strip().startswith(f"script.py:{line}: ")
+
+
+@pytest.mark.parametrize("step", ["", "torch.optim.SGD([z], 0.1).step()\n"])
+def test_a_backward_of_the_scripts_own_is_not_passed_over(run_here: RunHere, step: str) -> None:
+    """Nobody sees inside; that the gradient is bad is said all the same, and where it came from."""
+    ran = run_here(
+        HEAD + "class Square(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x):\n"
+        "        ctx.save_for_backward(x)\n"
+        "        return x * x\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, g):\n"
+        "        (x,) = ctx.saved_tensors\n"
+        "        return g * 2 * x / (x - x)\n"
+        f"net(torch.rand(8, 4) * Square.apply(z + 1)).mean().backward()\n{step}"
+    )
+    assert ran.status == 3
+    first, why, *_ = ran.err.splitlines()
+    assert first.startswith("gradient of z is ")
+    assert "Square, an autograd function of the script, computes its own backward" in why
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_the_operation_of_the_script_is_named(run_here: RunHere, name: str) -> None:
     """Its gradients come from the model, and reach parameters that no model has."""
@@ -154,6 +254,37 @@ RIGHT = {
     "    (g,) = torch.autograd.grad(loss, x)\n"
     "    x = (x + 0.1 * g.sign()).detach().requires_grad_()\n"
     "print(x.sum().item())\n",
+    "a closure": "opt = torch.optim.LBFGS([z], max_iter=5)\n"
+    "calls = []\n"
+    "def closure():\n"
+    "    opt.zero_grad()\n"
+    "    loss = (z - 1).pow(2).sum()\n"
+    "    loss.backward()\n"
+    "    calls.append(loss.item())\n"
+    "    return loss\n"
+    "print(opt.step(closure).item(), calls, z.tolist())\n",
+    "a step that is skipped": "opt = torch.optim.SGD([z], 0.1)\n"
+    "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**120)\n"
+    "for i in range(3):\n"
+    "    loss = (net(torch.rand(8, 4) * (z + 1)).mean() * 1e6) ** 2\n"
+    "    opt.zero_grad()\n"
+    "    scaler.scale(loss).backward()\n"
+    "    scaler.step(opt)\n"
+    "    scaler.update()\n"
+    "print(z.tolist(), scaler.get_scale())\n",
+    "gradients that are put right before the step": "opt = torch.optim.SGD([z], 0.1)\n"
+    "for i in range(2):\n"
+    "    big = net(torch.rand(8, 4) * (z + 1)).mean()\n"
+    "    opt.zero_grad()\n"
+    "    big.backward()\n"
+    "    z.grad.nan_to_num_(0.0)\n"
+    "    opt.step()\n"
+    "print(z.tolist())\n",
+    "a tensor that is filled": "out = torch.zeros(3)\n"
+    "for t in range(3):\n"
+    "    out[t] = net(torch.rand(4))[0] * (z + 1).sum()\n"
+    "out.mean().backward()\n"
+    "print(z.grad.tolist())\n",
     "a retained graph": "s = (z + 1).sqrt()\n"
     "loss = net(torch.rand(8, 4) * s).mean()\n"
     "loss.backward(retain_graph=True)\n"

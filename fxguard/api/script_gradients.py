@@ -1,0 +1,161 @@
+"""What made the bad gradients that a script's own operations, apart from its models, have given."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.batch.autograd_nodes import function_of
+from fxguard.batch.events import GraphRun
+from fxguard.batch.kept_run import LOSS
+from fxguard.batch.loss import Loss
+from fxguard.errors import FxguardError
+from fxguard.forgiving import theirs
+from fxguard.graph.random_state import random_state_kept
+from fxguard.guard.delivery import Delivery
+from fxguard.measure.at_hand import range_of
+from fxguard.records import Range, Role
+from fxguard.report.report import Report
+from fxguard.script.again import NotRepeated, Repetition
+from fxguard.script.in_front import Arrival
+from fxguard.source.held_tensors import held_name
+from fxguard.steps.backward import BackwardPasses
+from fxguard.steps.losses import Losses
+from fxguard.verdict.backward_origins import BadLeaf
+from fxguard.verdict.backward_report import Ended
+
+__all__ = ["ScriptGradients"]
+
+NOT_AGAIN = "the script's operations could not run again as they did"
+ITS_OWN = "{}, an autograd function of the script, computes its own backward"
+MOST_NODES = 4096  # that are looked at for autograd functions
+
+
+class ScriptGradients:
+    """Computes once more what led to a backward, and repeats that with a close look.
+
+    Args:
+        delivery: reports on a backward.
+        losses: those that the script computes.
+        begin: begins a batch that holds nothing, and gives its number.
+    """
+
+    def __init__(self, delivery: Delivery, losses: Losses, begin: Callable[[], int]) -> None:
+        self._delivery = delivery
+        self._losses = losses
+        self._begin = begin
+        self._why_not_known = NOT_AGAIN
+        # Of leaves whose gradients are not explained: later their variables may be gone.
+        self._names: list[tuple[weakref.ref[Tensor], str]] = []
+
+    def report(self, began: Sequence[Arrival], leaves: Sequence[Tensor]) -> Report | None:
+        """What made a gradient bad; None if that is not found.
+
+        Args:
+            began: where the backward began, or came to what the script has computed.
+            leaves: the leaves of autograd that the script has read.
+        """
+        try:
+            number = self._begin()
+            ended = self._repeated(number, began, leaves)
+            if ended is not None and ended.leaves:
+                return self._delivery.report_of_backward(number, ended)
+        except FxguardError:
+            raise
+        except NotRepeated:
+            pass
+        except theirs():  # an operation that may not run twice
+            pass
+        functions = _functions_behind(each.node for each in began)
+        self._why_not_known = ITS_OWN.format(functions[0]) if functions else NOT_AGAIN
+        self._names = [(weakref.ref(leaf), _label_of(leaf)) for leaf in leaves]
+        return None
+
+    def report_on(self, leaves: Iterable[Tensor]) -> Report | None:
+        """That these leaves have bad gradients, and why it is not known what made them."""
+        bad = []
+        for leaf in leaves:
+            found = None if leaf.grad is None else range_of(leaf.grad)
+            if isinstance(found, Range) and found.severity:
+                names = (name for known, name in self._names if known() is leaf)
+                bad.append(BadLeaf(next(names, "") or _label_of(leaf), found.severity))
+        if not bad:
+            return None
+        ended = Ended([], bad, self._why_not_known)
+        return self._delivery.report_of_backward(self._begin(), ended)
+
+    def _repeated(
+        self, number: int, began: Sequence[Arrival], leaves: Sequence[Tensor]
+    ) -> Ended | None:
+        """The backward, once more.
+
+        Raises:
+            NotRepeated: when that is not possible.
+            Exception: whatever the operations raise.
+        """
+        instead = {id(leaf): leaf.detach().requires_grad_() for leaf in leaves}
+        names = {id(instead[id(leaf)]): _name_of(leaf) for leaf in leaves}
+        loss, listening = Loss(number), _Listening()
+        loss.own(listening, names, {})
+        here = self._losses.loss_here
+        self._delivery.steps.scalers = None if here is None else here.scalers
+        with random_state_kept(list(instead.values())):
+            repetition = Repetition([each.node for each in began], loss.observe, instead)
+            again = [repetition.of(each.node) for each in began]
+            loss.backward_comes(again)
+            torch.autograd.backward(again, [each.gradient for each in began])
+        return listening.ended
+
+
+class _Listening:
+    """The owner of a loss that is computed once more."""
+
+    def __init__(self) -> None:
+        self.ended: Ended | None = None
+        self._backward = BackwardPasses(self._note, _nothing, _nothing)
+
+    def _note(self, ended: Ended) -> None:
+        self.ended = ended
+
+    def loss_comes(self, loss: Loss, roots: Iterable[Tensor]) -> None:
+        index = LOSS + loss.events_so_far - 1
+        self._backward.tape_left(loss.tape, roots, loss.batch.number, index)
+
+    def loss_graph_ran(self, loss: Loss, run: GraphRun, outputs: Sequence[Any]) -> None:
+        """Operations run one by one."""
+
+    def judge_loss(self, loss: Loss) -> None:
+        """It was judged when it was computed first."""
+
+
+def _nothing(*args: Any) -> None:
+    pass
+
+
+def _name_of(leaf: Tensor) -> tuple[Role, str]:
+    _, name = held_name(leaf) or (Role.INPUT, "of the script")
+    return Role.WEIGHT, name
+
+
+def _label_of(leaf: Tensor) -> str:
+    """``z``, or what else to call a leaf."""
+    found = held_name(leaf)
+    return "a tensor of the script" if found is None else found[1]
+
+
+def _functions_behind(nodes: Iterable[Any]) -> list[str]:
+    """The names of the script's autograd functions behind some nodes."""
+    todo, seen, found = list(nodes), set[Any](), list[str]()
+    while todo and len(seen) < MOST_NODES:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (kind := function_of(node)) is not None and kind.__name__ not in found:
+            found.append(kind.__name__)
+        todo += [before for before, _ in node.next_functions]
+    return found
