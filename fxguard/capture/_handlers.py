@@ -24,6 +24,13 @@ TRY = (ast.Try, getattr(ast, "TryStar", ast.Try))
 BLOCKS = frozenset({"body", "orelse", "finalbody", "handlers", "cases"})
 
 
+class Call(NamedTuple):
+    """A call of ``super().__call__``."""
+
+    first: int  # the first line of the method that it stands in, with decorators
+    line: int
+
+
 class Tried(NamedTuple):
     """What a ``try`` block covers."""
 
@@ -32,6 +39,7 @@ class Tried(NamedTuple):
     waits_for_others: bool  # only exceptions that no operation of torch raises are handled
     undoes: bool  # nothing is handled, and what was set before the block is set back under finally
     set_back: frozenset[int]  # the lines that set attributes which it sets back
+    calls: Call | None  # of super(), which no call of the method around it goes past
 
 
 @functools.lru_cache(maxsize=256)
@@ -49,6 +57,7 @@ def tried_lines(file: str) -> tuple[Tried, ...]:
             not node.finalbody and all(_is_of_others(x, inside, names) for x in node.handlers),
             undone := undoes(node, before),
             lines_set_back(node, before) if undone else frozenset(),
+            _call_in(node, inside, before),
         )
         for node, inside, before in blocks
     )
@@ -82,6 +91,48 @@ def _try_blocks(tree: ast.AST) -> Iterator[_TryBlock]:
                     yield _TryBlock(node, inside, block[:at])
                 if not BLOCKS.isdisjoint(node._fields):
                     left.append((node, inside))
+
+
+def _call_in(block: Any, inside: Function | None, before: Sequence[ast.stmt]) -> Call | None:
+    """The call of ``super().__call__`` in a ``try`` block that is made whenever its method runs.
+
+    Args:
+        block: the ``try`` block.
+        inside: the outermost function around it.
+        before: the statements before it.
+    """
+    if inside is None or block not in inside.body or any(map(_leaves, before)):
+        return None
+    line = _sure_call(block.body)
+    first = min((each.lineno for each in inside.decorator_list), default=inside.lineno)
+    return None if line is None else Call(first, line)
+
+
+def _sure_call(statements: Sequence[ast.stmt]) -> int | None:
+    """The line at which some statements call ``super().__call__`` in any case."""
+    for statement in statements:
+        found = None
+        match statement:
+            case ast.Expr(value) | ast.Assign(value=value) | ast.Return(value):
+                match value:
+                    case ast.Call(ast.Attribute(ast.Call(ast.Name("super"), []), "__call__")):
+                        found = statement.lineno
+            case ast.With(body=body):
+                found = _sure_call(body)
+            case ast.If(body=body, orelse=orelse):
+                found = _sure_call(body) if _sure_call(orelse) else None
+        if found is not None or _leaves(statement):
+            return found
+    return None
+
+
+def _leaves(statement: ast.AST) -> bool:
+    """Whether a function may end in a statement, other than by an exception."""
+    if isinstance(statement, (ast.Return, ast.Yield, ast.YieldFrom)):
+        return True
+    if isinstance(statement, (Function, ast.Lambda, ast.ClassDef)):
+        return False
+    return any(map(_leaves, ast.iter_child_nodes(statement)))
 
 
 def _handles_no_kernel(handler: ast.ExceptHandler) -> bool:

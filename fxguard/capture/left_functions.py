@@ -16,7 +16,7 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -30,12 +30,17 @@ __all__ = ["calls_to", "calls_to_last", "failures", "skip_left_functions"]
 
 
 @functools.cache
-def skip_left_functions() -> None:
-    """Capture none of the functions that a backend has ``left``; done once."""
+def skip_left_functions(look: Callable[[Any], object]) -> None:
+    """Capture none of the functions that a backend has ``left``; done once.
+
+    Args:
+        look: called with the tracer of a function before it is traced; may add the function.
+    """
     run, create_proxy = InstructionTranslator.run, SubgraphTracer.create_proxy
 
     @functools.wraps(run)
     def run_unless_left(self: Any) -> None:
+        look(self)
         left: set[CodeType] = getattr(backend_of(self), "left", set())
         if self.f_code in left:
             self.step = _leave  # run cleans up after its steps

@@ -18,6 +18,7 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable, Sequence
 from types import CodeType
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch.autograd import Function
 from torch.fx import GraphModule, Node
+from torch.nn import Module
 
 from fxguard.capture import left_functions
 from fxguard.capture._calls import RESUMED
@@ -68,7 +70,7 @@ def leave_early() -> None:
     to its end in vain, and again after each break. Nor are the functions between it and the
     operation, which would be left in their turn.
     """
-    left_functions.skip_left_functions()
+    left_functions.skip_left_functions(_leave_certain_try_block)
     original = SubgraphTracer.create_proxy
 
     @functools.wraps(original)
@@ -90,6 +92,30 @@ def leave_early() -> None:
     InstructionTranslatorBase.inline_user_function_return = (  # type: ignore[method-assign]
         inline_unless_tried
     )
+
+
+def _leave_certain_try_block(tx: Any) -> None:
+    """Leave the call of a module that runs the module in a ``try`` block, before it is traced.
+
+    The trace would end there, behind all that stands before it.
+    """
+    code: CodeType = tx.f_code
+    if code.co_name != "__call__" or not follows_python(tx):
+        return
+    module = tx.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if not isinstance(module, Module) or not _is_before_call_of_torch(type(module), code):
+        return
+    calls = [tried.calls for tried in tried_lines(code.co_filename) if tried.calls is not None]
+    places = [(code.co_filename, call.line) for call in calls if call.first == code.co_firstlineno]
+    if _is_covered(places, code):
+        backend_of(tx).left.add(code)
+
+
+def _is_before_call_of_torch(kind: type[Module], code: CodeType) -> bool:
+    """Whether ``super().__call__`` in some code is the call of a module as torch has it."""
+    own = kind.__mro__[: kind.__mro__.index(Module)]
+    found = [vars(each)["__call__"] for each in own if "__call__" in vars(each)]
+    return len(found) == 1 and getattr(inspect.unwrap(found[0]), "__code__", None) is code
 
 
 def _is_call_of_module(function: Any, args: Sequence[Any]) -> bool:

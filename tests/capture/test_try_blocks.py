@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.capture._handlers import tried_lines
 
 X = torch.ones(2, 8)
 
@@ -341,3 +343,97 @@ def test_what_a_guard_leaves_to_python_is_captured_for_others() -> None:
 
     torch.compile(Deep().middle, backend=backend, fullgraph=True)(X)
     assert len(graphs) == 1
+
+
+class Scaled(nn.Module):
+    """A layer that torch runs in a try block, behind another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.runs = 0
+
+    def __call__(self, x: Tensor, *, at_once: bool = False) -> Tensor:
+        """Runs it."""
+        x = self.scale(x)
+        if at_once:
+            x = x * 2
+        try:
+            return super().__call__(x)
+        finally:
+            self.runs += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Its own operation."""
+        output: Tensor = self.inner(x)
+        return output
+
+
+class MayReturn(Scaled):
+    """Need not come to its try block."""
+
+    def __call__(self, x: Tensor, *, at_once: bool = False) -> Tensor:
+        """Runs it, or not."""
+        x = self.scale(x)
+        if not at_once:
+            return x * 2
+        try:
+            return super().__call__(x)
+        finally:
+            self.runs += 1
+
+
+class Outer(nn.Module):
+    """Runs such a layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Its output."""
+        try:
+            output: Tensor = self.layer(x)
+        except RuntimeError as error:
+            raise ValueError("the layer has failed") from error
+        return output
+
+
+def test_a_call_that_surely_comes_to_a_try_block_is_not_traced_to_it(traced: list[str]) -> None:
+    """What stands before the block is traced once: where it runs."""
+    model = Outer(Scaled())
+    expected = model(X)
+    guarded = fxguard.instrument(model)
+    assert torch.equal(guarded(X), expected)
+    assert traced.count("__call__") == 0
+    assert "checked 2 of 2 operations" in fxguard.guard_of(guarded).coverage()
+
+
+def test_a_call_that_may_return_before_its_try_block_is_traced(traced: list[str]) -> None:
+    """It is captured as long as it does."""
+    guarded = fxguard.instrument(Outer(MayReturn()))
+    guarded(X)
+    assert "__call__" in traced
+    assert "checked 2 of 2 operations in 1 graph" in fxguard.guard_of(guarded).coverage()
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("x = super().__call__(x)", 3),
+        ("return super().__call__(x)", 3),
+        ("with x:\n   super().__call__(x)", 4),
+        ("if x:\n   super().__call__(x)\n  else:\n   super().__call__(x)", 4),
+        ("if x:\n   super().__call__(x)", None),
+        ("if x:\n   return x\n  super().__call__(x)", None),
+        ("x = lambda: super().__call__(x)", None),
+        ("x = self.__call__(x)", None),
+        ("def f():\n   return x\n  super().__call__(x)", 5),
+    ],
+)
+def test_which_calls_are_sure(body: str, line: int | None, tmp_path: Path) -> None:
+    """The line of the call that is made whichever way the method takes."""
+    file = tmp_path / "model.py"
+    file.write_text(f"def __call__(self, x):\n try:\n  {body}\n finally:\n  pass\n")
+    (tried,) = tried_lines(str(file))
+    assert tried.calls == (None if line is None else (1, line))
