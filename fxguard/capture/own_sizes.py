@@ -5,7 +5,7 @@ one that changes, and captures with a symbol in its place. That takes two to thr
 remembers sizes by function. But two convolutions share their function, and each has a size of its
 own. They can share no graph either, because of the shapes of their weights.
 
-The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
+The parts of TorchDynamo in use (seen in torch 2.13):
 
 - ``builder.record_automatic_dynamic``: remembers the sizes of an input, by its name. Where it is
   missing, captures are as TorchDynamo makes them.
