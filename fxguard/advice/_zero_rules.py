@@ -11,6 +11,7 @@ from fxguard.advice import cancelled, lowered, signs, vanished, wrapped, zeros
 from fxguard.advice._patterns import number_of
 from fxguard.advice._rules import Rule, names_in
 from fxguard.advice.case import Case
+from fxguard.advice.one_maximum import one_maximum, words_of_maximum
 from fxguard.advice.positive import made_at
 from fxguard.advice.written_operands import titled
 from fxguard.formats import FORMATS
@@ -216,6 +217,10 @@ ZERO_RULES = (
          "look at what makes {c.bare} 0, a number of the program; if it counts, divide by "
          "max({c.bare}, 1)",
          lambda c: signs.divides_by_number(c) and not signs.count_less_one(c)),
+    Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
+         "subtract the maximum of each {what} that is normalised{place}, {instead}, and not one of "
+         "all: far below it exp makes 0 of a whole {what}, and with an eps it is still 0",
+         lambda c: one_maximum(c) is not None, words=words_of_maximum),
     Rule(_LOST, names_in("div"), "advice",
          "take softmax of what {exp} reads as weights, in place of it divided by its sum: it made "
          "0 of {number}", lambda c: _is_vanished(c) and vanished.is_mean_by_kernel(c),

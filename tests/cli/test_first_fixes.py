@@ -1114,3 +1114,96 @@ def test_what_rounds_to_1_is_bounded_where_it_is_made(run_here: RunHere, name: s
     err = run_here(HEAD + text + ("" if "print" in text else "print(z.sum())\n")).err
     first = next(line for line in err.splitlines() if "fix: " in line)
     assert fix in first, err
+
+
+OF_ROWS = (
+    "subtract the maximum of each row that is normalised (script.py:{}), {}, and not one of all"
+)
+OF_GROUPS = (
+    "subtract the maximum of each group that is normalised (script.py:{}), by scatter_reduce"
+)
+EDGES = "i = torch.tensor([0, 0, 1, 1, 2])\ns = torch.tensor([190.0, 189.0, 1.0, 2.0, 3.0])\n"
+
+ONE_MAXIMUM = {
+    "rows": (
+        "logits = torch.randn(3, 4)\nlogits[1] = -300\nw = torch.exp(logits - logits.max())\n"
+        "p = w / w.sum(1, keepdim=True)\nprint(p)\n",
+        OF_ROWS.format(6, "logits.amax(dim, keepdim=True)"),
+    ),
+    "a maximum that has a name": (
+        "z = torch.randn(3, 4) - 400 * torch.eye(3)[:, :1]\nmost = torch.amax(z).detach()\n"
+        "e = (z - most).exp()\ntotal = e.sum(-1)\nprint(e / total[:, None])\n",
+        OF_ROWS.format(6, "z.amax(dim, keepdim=True)"),
+    ),
+    "a maximum that is a number of Python": (
+        "z = torch.randn(3, 4)\nz[2] -= 500\nbig = z.max().item()\n"
+        "e = torch.exp((z - big) / 2)\nprint(e / e.sum(1, keepdim=True))\n",
+        OF_ROWS.format(7, "z.amax(dim, keepdim=True)"),
+    ),
+    "edges of nodes": (
+        EDGES + "w = torch.exp(s - torch.max(s))\nt = torch.zeros(3).index_add_(0, i, w)\n"
+        "print(w / t[i])\n",
+        OF_GROUPS.format(6),
+    ),
+    "groups in a model": (
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.score = torch.nn.Linear(1, 1)\n"
+        "    def forward(self, x, i):\n"
+        "        a = self.score(x).squeeze(1)\n"
+        "        a = a - a.max()\n"
+        "        e = a.exp()\n"
+        "        return e / torch.zeros(3).scatter_add(0, i, e).gather(0, i)\n"
+        "net = Net()\ntorch.nn.init.ones_(net.score.weight)\n"
+        + EDGES
+        + "net(s[:, None], i).sum().backward()\n",
+        OF_GROUPS.format(10),
+    ),
+    "groups that are nearly 0": (
+        "w = torch.ones(1, requires_grad=True)\n"
+        + EDGES
+        + "s = s * w * 0.535\ne = torch.exp(s - s.max())\n"
+        "t = torch.zeros(3).index_add(0, i, e)\n(e / t[i]).square().sum().backward()\n",
+        OF_GROUPS.format(8),
+    ),
+}
+
+OTHER_MAXIMA = {
+    "one of each row already": (
+        "s = torch.randn(3, 4)\nkeep = torch.ones(3, 4)\nkeep[1] = 0\n"
+        "w = torch.exp(s - s.amax(1, keepdim=True)) * keep\nprint(w / w.sum(1, keepdim=True))\n"
+    ),
+    "nothing left by a mask": (
+        "s = torch.randn(3, 4)\nkeep = torch.ones(3, 4)\nkeep[1] = 0\n"
+        "w = torch.exp(s - s.max()) * keep\nprint(w / w.sum(1, keepdim=True))\n"
+    ),
+    "rows of scores that a number masks": (
+        "s = torch.randn(3, 4)\ns[1] = -1e9\nw = torch.exp(s - s.max())\n"
+        "print(w / w.sum(1, keepdim=True))\n"
+    ),
+    "Sinkhorn": (
+        "s = torch.randn(5, 4)\ns[1] -= 200\nq = torch.exp(s - s.max())\n"
+        "for _ in range(3):\n    q = q / q.sum(1, keepdim=True)\n"
+        "    q = q / q.sum(0, keepdim=True)\nprint(q)\n"
+    ),
+    "one sum of all": (
+        "s = torch.tensor([0.0, -300.0])\nw = torch.exp(s - s.max())\np = w / w.sum()\n"
+        "print(torch.log(p))\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_MAXIMUM)
+def test_each_group_that_is_normalised_has_a_maximum(run_here: RunHere, name: str) -> None:
+    """One maximum of everything leaves nothing of a row that is far below it."""
+    text, fix = ONE_MAXIMUM[name]
+    err = run_here(HEAD + text).err
+    assert err.partition("fix: ")[2].startswith(fix), err
+
+
+@pytest.mark.parametrize("name", OTHER_MAXIMA)
+def test_other_zeros_beside_a_maximum(run_here: RunHere, name: str) -> None:
+    """Which another maximum does not help."""
+    err = run_here(HEAD + OTHER_MAXIMA[name]).err
+    assert "fix: " in err
+    assert "subtract the maximum of each" not in err, err
