@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fxguard.advice.causes import cause_of
-from fxguard.advice.fixes import VARIANCE, fixes_for
+from fxguard.advice.fixes import MOST_FIXES, VARIANCE, fixes_for
+from fxguard.advice.iterated import fix_of_turns
 from fxguard.advice.operands import operands_text
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import words_for
@@ -243,6 +244,8 @@ def _inside(case: StepCase) -> StepFinding | None:
         fixes = _advice(VARIANCE)
     if cause == "overflow" and any(abs(x.low) == case.lr for x in evidence.operands if not x.dtype):
         fixes = _advice(f"a smaller learning rate: it is {case.lr:g}")
+    elif cause == "overflow" and (of_turns := fix_of_turns(source)) is not None:
+        fixes = (of_turns, *fixes)[:MOST_FIXES]
     problem = "NaN" if math.isnan(evidence.number) else f"{evidence.number:g}"
     text = f"{plain(found.kind)} made the first {problem} of this step: {operands_text(evidence)}"
     lost = found.lost_eps

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fxguard.advice.case import Case
 from fxguard.advice.causes import cause_of
 from fxguard.advice.fixes import MOST_FIXES, fixes_for
+from fxguard.advice.iterated import fix_of_turns
 from fxguard.advice.operands import gradient_text, operands_text
 from fxguard.advice.signs import is_chosen_after
 from fxguard.advice.surroundings import Surroundings
@@ -273,7 +274,9 @@ def _fixes(
     if seen.inside is not None:
         evidence = seen.inside.evidence
         around = Surroundings.of_nothing(evidence.kind, evidence.dtype)
-        return or_else(nothing, fixes_for, cause, evidence, around)
+        fixes = or_else(nothing, fixes_for, cause, evidence, around)
+        of_turns = fix_of_turns(seen.inside.source) if cause == "overflow" else None
+        return fixes if of_turns is None else (of_turns, *fixes)[:MOST_FIXES]
     known = backward.planned(operation)
     if known is None or not known[1].outputs:
         return ()

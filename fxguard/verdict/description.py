@@ -46,7 +46,12 @@ from fxguard.source.lines import source_at, source_of_caller
 from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
-from fxguard.verdict.grown import fixes_of_factors, fixes_of_growth, fixes_of_updates
+from fxguard.verdict.grown import (
+    fixes_of_factors,
+    fixes_of_growth,
+    fixes_of_turns,
+    fixes_of_updates,
+)
 from fxguard.verdict.hidden_rows import masks_of_graph, masks_of_text
 from fxguard.verdict.judge import Judgment
 from fxguard.verdict.loops import turn_in_loop, turn_of
@@ -305,7 +310,9 @@ class Description:
             if factors and self.flow.values[blame.value].dtype not in HALVES:
                 return fixes
         if cause == "overflow" and self.flow.values[blame.value].dtype not in HALVES:
-            updates = or_else(nothing, fixes_of_updates, self.flow, blame, self.step.before)
+            given = self.flow, blame, self.step.before
+            updates = or_else(nothing, fixes_of_updates, *given)
+            updates = updates or or_else(nothing, fixes_of_turns, *given)
             if updates:
                 return (*updates, *fixes)[:MOST_FIXES]
         if fixes and fixes[0].text.startswith(ASKS_BACK):
