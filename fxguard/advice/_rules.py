@@ -26,6 +26,7 @@ class Rule:
     text: str  # `c` is the case: "{c.name}"
     fits: Callable[[Case], bool] = lambda case: True
     last: bool = False  # used only if nothing else applies
+    alone: bool = False  # if it applies, nothing else is said
     # The same for the program's text, see :class:`~fxguard.findings.Fix`; `c` as above.
     rewrites: tuple[str, ...] = ()
     # The same for a run alone, and the operation that led to the origin and is rewritten there;

@@ -11,6 +11,7 @@ from fxguard.advice import cancelled, lowered, signs, vanished, wrapped, zeros
 from fxguard.advice._patterns import number_of
 from fxguard.advice._rules import Rule, names_in
 from fxguard.advice.case import Case
+from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import one_maximum, words_of_maximum
 from fxguard.advice.positive import made_at
 from fxguard.advice.written_operands import titled
@@ -209,6 +210,10 @@ def _counted(case: Case) -> Mapping[str, str]:
 
 
 ZERO_RULES = (
+    Rule(_LOST, names_in("div"), "advice",
+         "both sides are 0 where {name} is {at}: take the limit there, {limit}, by {how}; a safe "
+         "divisor alone makes 0 of it", lambda c: limit_of(c) is not None, words=words_of_limit,
+         alone=True),
     Rule("zero divisor", names_in("div"), "advice",
          "divide by {count} in place of {c.bare}, as var(unbiased=False) does, or by "
          "max({c.bare}, 1): one row has no unbiased variance; or leave out a batch of one row, as "

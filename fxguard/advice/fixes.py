@@ -87,7 +87,8 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
     if case.inherits_infinity() or (cause == "overflow" and case.reads_infinity()):
         return (Fix("advice", "look at what made its operand infinite: in float64 it is finite"),)
     found = [rule for rule in RULES if rule.applies(case)]
-    said = [rule for rule in found if not rule.last] or found[:2]
+    said = [rule for rule in found if rule.alone]
+    said = said or [rule for rule in found if not rule.last] or found[:2]
     fixes = dict.fromkeys(rule.fix(case) for rule in said)
     return tuple(sorted(fixes, key=lambda fix: fix.kind != "exact"))[:MOST_FIXES]
 

@@ -1207,3 +1207,98 @@ def test_other_zeros_beside_a_maximum(run_here: RunHere, name: str) -> None:
     err = run_here(HEAD + OTHER_MAXIMA[name]).err
     assert "fix: " in err
     assert "subtract the maximum of each" not in err, err
+
+
+BOTH = "both sides are 0 where {} is {}: take the limit there, {}, by where({} == 0, {}, ... / "
+
+LIMITS = {
+    "sin(x) / x": (
+        "x = torch.tensor([0.0, 1.0, -2.0])\nprint(torch.sin(x) / x)\n",
+        BOTH.format("x", 0, 1, "x", 1) + "where(x == 0, 1, x)); torch.sinc(x / torch.pi) does so",
+    ),
+    "a rotation": (
+        "v = torch.eye(2, 3)[:, 1:]\nangle = v.norm(dim=-1)\n"
+        "b = (1 - torch.cos(angle)) / angle**2\nprint(b)\n",
+        BOTH.format("angle", 0, 0.5, "d", 0.5) + "where(d == 0, 1, d)), with d = angle ** 2;",
+    ),
+    "a rotation's third term": (
+        "v = torch.eye(2, 3)[:, 1:]\nangle = v.norm(dim=-1)\n"
+        "print((angle - torch.sin(angle)) / angle.pow(3))\n",
+        BOTH.format("angle", 0, "1 / 6", "d", "1 / 6"),
+    ),
+    "a slerp": (
+        "a, t = torch.tensor([1.0, 0.5]), torch.tensor([0.2, 0.7])\n"
+        "omega = torch.acos(a)\ns = torch.sin((1 - t) * omega) / torch.sin(omega)\nprint(s)\n",
+        BOTH.format("omega", 0, "1 - t", "d", "1 - t"),
+    ),
+    "a decay": (
+        "k = torch.tensor([0.0, 0.5])\nprint((1 - torch.exp(-k)) / k)\n",
+        BOTH.format("k", 0, 1, "k", 1),
+    ),
+    "an integrator": (
+        "h, rate = torch.tensor([0.0, 0.5]), torch.tensor([0.7, 0.2])\n"
+        "phi = torch.expm1(-rate * h) / (-rate * h)\nprint(phi)\n",
+        BOTH.format("-rate * h", 0, 1, "d", 1),
+    ),
+    "a Bernoulli function": (
+        "E = torch.tensor([0.0, 0.5])\nprint(E / (torch.exp(E) - 1))\n",
+        BOTH.format("E", 0, 1, "d", 1),
+    ),
+    "a logarithmic mean": (
+        "r = torch.tensor([1.0, 0.5])\nprint(torch.log(r) / (r - 1))\n",
+        BOTH.format("r", 1, 1, "d", 1),
+    ),
+    "a map to a ball, in a model": (
+        "class Ball(torch.nn.Module):\n"
+        "    def forward(self, w):\n"
+        "        size = w.norm(dim=-1, keepdim=True)\n"
+        "        return torch.tanh(size) / size * w\n"
+        "w = torch.eye(2, 3)[:, 1:].requires_grad_()\nBall()(w).sum().backward()\n",
+        BOTH.format("size", 0, 1, "size", 1),
+    ),
+    "a logarithm, in a model": (
+        "class Gain(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return torch.log1p(2 * x) / x\n"
+        "print(Gain()(torch.tensor([[0.0, 3.0]])))\n",
+        BOTH.format("x", 0, 2, "x", 2),
+    ),
+}
+
+NO_LIMITS = {
+    "counts": (
+        "m = torch.zeros(3)\nx = torch.randn(3)\nprint((torch.sin(x) * m).sum() / m.sum())\n",
+        "take m.sum().clamp(min=1)",
+    ),
+    "a sign": (
+        "x = torch.tensor([0.0, 1.0, -2.0])\nprint(torch.tanh(x) / x.abs())\n",
+        "choose the divisor d = x.abs() by where",
+    ),
+    "a limit of 0": (
+        "x = torch.tensor([0.0, 0.5])\nprint((1 - x.cos()) / x)\n",
+        "choose the divisor by where(x == 0, 1, x)",
+    ),
+    "two that are 0 for reasons of their own": (
+        "x, y = torch.tensor([0.0, 0.5]), torch.tensor([0.0, 0.3])\nprint(torch.sin(x) / y)\n",
+        "choose the divisor by where(y == 0, 1, y)",
+    ),
+    "a vector by its norm": (
+        "v = torch.eye(2, 3)[:, 1:]\nprint(v / v.norm(dim=1, keepdim=True))\n",
+        "take F.normalize(v, dim=dim)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_quotient_of_zeros_has_a_limit(run_here: RunHere, name: str) -> None:
+    """And 0 is not it."""
+    text, fix = LIMITS[name]
+    err = run_here(HEAD + text).err
+    assert err.partition("fix: ")[2].startswith(fix), err
+    assert "  or: " not in err
+
+
+@pytest.mark.parametrize("name", NO_LIMITS)
+def test_other_quotients_of_zeros_have_none(run_here: RunHere, name: str) -> None:
+    text, fix = NO_LIMITS[name]
+    err = run_here(HEAD + text).err
+    assert err.partition("fix: ")[2].startswith(fix), err
