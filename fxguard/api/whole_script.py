@@ -27,7 +27,7 @@ from fxguard.report import terminal
 from fxguard.report.report import Report
 from fxguard.report.text import because
 from fxguard.script.bad_values import Found
-from fxguard.script.because_of import chain_of, full_name, in_view_of, speaks_of_bad
+from fxguard.script.because_of import chain_of, full_name, in_view_of, is_bad, speaks_of_bad
 from fxguard.script.beside import Beside, Handed
 from fxguard.script.in_front import Arrival
 from fxguard.steps.losses import Losses
@@ -73,6 +73,7 @@ class WholeScript:
         self._losses = losses
         self._is_of_model = is_of_model
         self._gradients = ScriptGradients(self._guard.delivery, losses, self._begin)
+        self._lent: list[weakref.ref[Tensor]] = []  # weights of the model that was called last
         self._has_unexplained = False  # a bad gradient, of which nothing else was said
         self._has_told = False  # what made a bad gradient, since the last step
         self._is_open = True
@@ -120,7 +121,9 @@ class WholeScript:
 
     def model_reads(self, model: Module, args: Any, kwargs: Any) -> None:
         """Called with the arguments of a model, before its call."""
-        self._beside.model_reads((args, kwargs, lent_weights(model)))
+        lent = lent_weights(model)
+        self._lent = [weakref.ref(weight) for weight in lent]
+        self._beside.model_reads((args, kwargs, lent))
 
     def instead(self, report: Report) -> Report | None:
         """What made the bad numbers that a model or its loss was given, if that is reported."""
@@ -130,6 +133,8 @@ class WholeScript:
             return None if report.origins[0].is_operation else self._behind_gradient(report)
         read = self._beside.take_read(by_loss=report.origins[0].frame.phase == "loss")
         is_given = report.phase in ("data", "loss") or report.origins[0].role is Role.WEIGHT
+        if read is None and report.origins[0].role is Role.WEIGHT:
+            return self._behind_lent(report)
         if read is None or not is_given:
             return None
         if report.origins[0].is_operation and not report.origins[0].read_infinity:
@@ -139,6 +144,15 @@ class WholeScript:
             return None
         why = (*made.why, f"it was read as {report.origins[0].message}")
         return replace(made, batch_number=report.batch_number, why=why)
+
+    def _behind_lent(self, report: Report) -> Report | None:
+        """What made a weight bad that a call was given, if a loss has made that."""
+        loss, lent = self._losses.loss_here, [each() for each in self._lent]
+        bad = [x for x in lent if x is not None and is_bad(x) and loss and loss.keys_of([x])]
+        if not bad:
+            return None
+        made = self._report_on(bad, Found(), f"it was read as {report.origins[0].message}")
+        return made and replace(made, batch_number=report.batch_number)
 
     def _behind_gradient(self, report: Report) -> Report | None:
         """What made a gradient bad that did not come through a model, if the script has."""

@@ -11,11 +11,12 @@ import linecache
 from collections.abc import Iterator, Sequence
 
 from fxguard.records import Source
-from fxguard.source.syntax import tree_of_file
+from fxguard.source.syntax import tree_of, tree_of_file
 
 __all__ = [
     "assignment_of",
     "assignments_of",
+    "converted_by",
     "function_around",
     "function_called_in",
     "in_words",
@@ -104,7 +105,26 @@ def converted_in(statement: ast.stmt) -> str:
 
     "" if it computes something.
     """
-    node = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        return _behind_conversions(statement.value)
+    return ""
+
+
+def converted_by(code: str, name: str) -> str:
+    """The variable that a line converts by a call of that name; "" if there is none, or several.
+
+    Example:
+        >>> converted_by("loss = net(torch.from_numpy(x).float()).mean()", "float")
+        "x"
+    """
+    tree = tree_of(code)
+    calls = [] if tree is None else [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
+    named = [x for x in calls if isinstance(x.func, ast.Attribute) and x.func.attr == name]
+    found = set(map(_behind_conversions, named))
+    return found.pop() if len(found) == 1 else ""
+
+
+def _behind_conversions(node: ast.expr | None) -> str:
     while node is not None and not isinstance(node, ast.Name):
         node = _handed_on_by(node)
     return "" if node is None else node.id

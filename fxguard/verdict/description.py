@@ -40,7 +40,7 @@ from fxguard.passes.unmark import without_marks
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.records import Range, Role, Row, Severity, Source
-from fxguard.source.assigned import assignments_of, in_words
+from fxguard.source.assigned import assignments_of, converted_by, in_words
 from fxguard.source.call_site import variable_given
 from fxguard.source.lines import source_at, source_of_caller
 from fxguard.source.suspects import Bad, Suspected, suspects_in
@@ -217,6 +217,8 @@ class Description:
             source = source_of_caller()  # the model has not returned to it yet
             forward = type(self.view.model).forward
             name = "" if source is None else variable_given(name, forward, source)
+        elif source is not None and name.startswith("input[0] of "):
+            name = converted_by(source.code, name.rpartition(" ")[2])
         return [] if source is None or not name.isidentifier() else assignments_of(name, source)
 
     def suspects(self, blame: Blame, detail: Detail) -> Suspected | None:

@@ -295,6 +295,21 @@ def test_what_was_given_bad_is_led_back_to_where_it_was_made(run_here: RunHere) 
     )
 
 
+def test_what_a_line_converts_on_the_way_is_led_back_as_well(run_here: RunHere) -> None:
+    """It has no variable of its own."""
+    lines = run_here(
+        "import numpy as np\n"
+        "import torch\n"
+        "a = np.array([[1.0, 2.0], [3.0, 2.0]])\n"
+        "with np.errstate(invalid='ignore'):\n"
+        "    a = (a - a.mean(0)) / a.std(0)\n"
+        "net = torch.nn.Linear(2, 1)\n"
+        "net(torch.from_numpy(a).float()).mean().backward()\n"
+    ).err.splitlines()
+    assert lines[2] == "  `a` comes from script.py:5: a = (a - a.mean(0)) / a.std(0)"
+    assert lines[3].startswith("  fix: look at (a - a.mean(0)) / a.std(0) (script.py:5): 0 / 0")
+
+
 def test_a_missing_value_is_filled_in_or_dropped(run_here: RunHere) -> None:
     """No operation is repaired where the data is bad."""
     err = run_here(WRONG["a table with a missing value"][0].join((HEAD, ""))).err

@@ -98,6 +98,15 @@ WRONG = {
         "    print(batched.item())\n",
         "div made NaN (script.py:11): 0 / 0",
     ),
+    "weights that another model has made": (
+        "net, hyper = nn.Linear(4, 8), nn.Linear(2, 32)\n"
+        "nn.init.zeros_(hyper.weight)\n"
+        "nn.init.zeros_(hyper.bias)\n"
+        "w = hyper(torch.rand(2)).view(8, 4)\n"
+        "w = w / w.norm(dim=1, keepdim=True)\n"
+        "print(functional_call(net, {'weight': w}, (torch.rand(3, 4),)).sum().item())\n",
+        "div made NaN (script.py:9): 0 / 0",
+    ),
     "weights of a step of one's own": (
         "net = nn.Linear(2, 1)\n"
         "params = {k: v.detach() for k, v in net.named_parameters()}\n"
