@@ -15,6 +15,7 @@ from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import one_maximum, words_of_maximum
 from fxguard.advice.positive import made_at
 from fxguard.advice.written_operands import titled
+from fxguard.advice.zero_factors import holds_zeros, words_of_factor, zero_factor
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.source.assigned import target_of
@@ -38,7 +39,7 @@ _LOST = "zero divisor, underflow"
 
 def _recursion(case: Case) -> Mapping[str, str]:
     """The product that is repeated: what it assigns, and its line."""
-    step = zeros.turns_of_products(case)
+    step = next(iter(zeros.repeated_products(case)), None)
     if step is None or step.source is None:
         return {"name": "it", "place": ""}
     name = target_of(step.source)
@@ -59,7 +60,12 @@ def _is_divergence(case: Case) -> bool:
 
 
 def _is_recursion(case: Case) -> bool:
-    return zeros.turns_of_products(case) is not None
+    return bool(zeros.repeated_products(case))
+
+
+def _is_long_recursion(case: Case) -> bool:
+    """No factor of it is 0 by itself."""
+    return _is_recursion(case) and not holds_zeros(case)
 
 
 def _is_log_of_counts(case: Case) -> bool:
@@ -233,7 +239,8 @@ ZERO_RULES = (
     Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "{exp} made 0 of {number}: work in logs there (logsumexp), as {dtype} holds {name} down "
          "to {name}({lowest})",
-         lambda c: _is_vanished(c) and not (_is_recursion(c) or vanished.is_mean_by_kernel(c)),
+         lambda c: _is_vanished(c)
+         and not (_is_long_recursion(c) or vanished.is_mean_by_kernel(c)),
          words=_vanished),
     Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "compute in {wide} from {exp} on: it holds {name} down to {name}({far})", _fits_wider,
@@ -270,7 +277,13 @@ ZERO_RULES = (
     Rule(_LOST + ", unknown", _LOG | _DIVISIONS, "advice",
          "normalise {name} at every turn ({place}), and add up the logs of its sums; or take "
          "logsumexp of logs there: a product of so many numbers is 0",
-         lambda c: _is_recursion(c) and not zeros.is_by_own_sum(c), words=_recursion),
+         lambda c: _is_long_recursion(c) and not zeros.is_by_own_sum(c),
+         words=_recursion),
+    Rule(_LOST + ", unknown", _LOG | _DIVISIONS, "advice",
+         "{factor} is 0{place}, and so is {name} from there on: stop before that, or leave out "
+         "where {name} is 0; its logarithm is -inf, too",
+         lambda c: zero_factor(c) is not None and not zeros.is_by_own_sum(c),
+         words=words_of_factor),
     Rule(_LOST, names_in("div"), "advice",
          "take softmax({z}.sum(dim), 0) in place of exp({bare}).prod(dim) divided by its sum: as "
          "logarithms they do not become 0",

@@ -16,7 +16,7 @@ from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 
-__all__ = ["exponent_of", "is_mean_by_kernel", "lowest_exponent", "vanished_exp"]
+__all__ = ["exponent_of", "is_mean_by_kernel", "lowest_exponent", "vanished_exp", "vanished_in"]
 
 MOST_STEPS = 24  # from a divisor back to an exponential
 MASK = 1e6  # magnitudes as large as this mask
@@ -37,7 +37,12 @@ def vanished_exp(case: Case) -> Step | None:
     The operand is made of it by products, sums and quotients, in which nothing else is 0.
     """
     culprit = case.around.culprit
-    return None if culprit is None else _vanished(case.around, culprit, MOST_STEPS)
+    return None if culprit is None else vanished_in(case.around, culprit)
+
+
+def vanished_in(around: Surroundings, value: int) -> Step | None:
+    """The same for any value."""
+    return _vanished(around, value, MOST_STEPS)
 
 
 def _vanished(around: Surroundings, value: int, depth: int) -> Step | None:

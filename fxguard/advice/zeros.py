@@ -35,9 +35,9 @@ __all__ = [
     "is_spread_of_data",
     "is_weighed",
     "is_weight_by_norm",
+    "repeated_products",
     "share_of",
     "spread_of_data",
-    "turns_of_products",
 ]
 
 MOST_STEPS = 400  # of a walk through a recursion
@@ -134,14 +134,14 @@ def _is_zero_with(case: Case, value: int, root: int) -> bool:
 # Products of many numbers.
 
 
-def turns_of_products(case: Case) -> Step | None:
-    """The product that a recursion repeats, which led to the operand; None if none did.
+def repeated_products(case: Case) -> list[Step]:
+    """The product that a recursion repeats, which led to the operand: its turns, the last first.
 
     Between its turns there are only products, sums and what moves or selects: nothing that keeps
-    the numbers from becoming 0.
+    the numbers from becoming 0. [] if there are few.
     """
     if case.around.culprit is None:
-        return None
+        return []
     by_line: dict[tuple[str, int], list[Step]] = {}
     for step in dict.fromkeys(_multiplied(case, case.around.culprit)):
         if step.source is not None:
@@ -151,7 +151,7 @@ def turns_of_products(case: Case) -> Step | None:
         for steps in sorted(by_line.values(), key=len, reverse=True)
     ]
     repeated = next(filter(None, products), [])
-    return repeated[0] if len(repeated) >= LEAST_TURNS else None
+    return repeated if len(repeated) >= LEAST_TURNS else []
 
 
 def _multiplied(case: Case, value: int) -> Iterator[Step]:

@@ -1302,3 +1302,62 @@ def test_other_quotients_of_zeros_have_none(run_here: RunHere, name: str) -> Non
     text, fix = NO_LIMITS[name]
     err = run_here(HEAD + text).err
     assert err.partition("fix: ")[2].startswith(fix), err
+
+
+EVENTS = "d, n = torch.tensor([1.0, 2, 0, 3, 2]), torch.tensor([9.0, 8, 6, 6, 2])\n"
+ZERO = "{} is 0 (script.py:{}), and so is `{}` from there on: stop before that, or leave out where"
+
+ZERO_FACTORS = {
+    "a survival curve": (
+        EVENTS + "s, out = torch.ones(()), torch.ones(5)\nfor t in range(5):\n"
+        "    s = s * (1 - d[t] / n[t])\n    out[t] = s\nprint(torch.zeros(5) / out[4])\n",
+        ZERO.format("1 - d[t] / n[t]", 7, "s"),
+    ),
+    "a survival curve that began with a number": (
+        EVENTS + "alive = 1.0\nfor each, left in zip(d, n):\n"
+        "    stay = 1 - each / left\n    alive = alive * stay\nprint(1 / alive)\n",
+        ZERO.format("stay", 7, "alive"),
+    ),
+    "a cumulative product": (
+        EVENTS + "G = torch.cumprod(1 - d / n, 0)\nprint(torch.zeros(5) / G)\n",
+        ZERO.format("1 - d / n", 5, "G"),
+    ),
+    "hazards in a model": (
+        "class Survival(torch.nn.Module):\n"
+        "    def forward(self, h):\n"
+        "        s = torch.ones(h.shape[0])\n"
+        "        for k in range(h.shape[1]):\n            s = s * (1 - h[:, k])\n"
+        "        return s.log()\n"
+        "h = torch.rand(3, 6)\nh[1, 4] = 1.0\nprint(Survival()(h))\n",
+        ZERO.format("1 - h[:, k]", 8, "s"),
+    ),
+    "a product in place": (
+        "p, keep = torch.ones(3), torch.tensor([0.9, 0.5, 0.0])\n"
+        "for _ in range(6):\n    p *= keep\nprint((p * 0) / p)\n",
+        ZERO.format("keep", 4, "p"),
+    ),
+    "so many factors": (
+        "p, keep = torch.ones(3), torch.tensor([0.9, 0.5, 1e-3])\n"
+        "for _ in range(30):\n    p = p * keep\nprint((p * 0) / p)\n",
+        "normalise `p` at every turn (script.py:6)",
+    ),
+    "so many factors, from a start with a 0": (
+        "a, A = torch.tensor([1.0, 0.0]), torch.full((2, 2), 0.5)\nA[0, 0] = 0\n"
+        "for _ in range(90):\n    a = (a @ A) * 0.1\nprint(torch.log(a.sum()))\n",
+        "normalise `a` at every turn (script.py:7)",
+    ),
+    "an exponential that made 0": (
+        "a, A = torch.ones(2) / 2, torch.full((2, 2), 0.5)\n"
+        "for k in range(6):\n    a = (a @ A) * torch.exp(-torch.tensor([900.0, 800]) * (k == 5))\n"
+        "print(torch.log(a.sum()))\n",
+        "exp (script.py:6) made 0 of -900: work in logs there (logsumexp)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZERO_FACTORS)
+def test_a_product_is_0_because_of_one_factor(run_here: RunHere, name: str) -> None:
+    """Or of many that are small, or of an exponential."""
+    text, fix = ZERO_FACTORS[name]
+    err = run_here(HEAD + text).err
+    assert err.partition("fix: ")[2].startswith(fix), err
