@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from fxguard.advice.causes import lost_eps, number_beyond
+from fxguard.advice.free_terms import free_terms
 from fxguard.advice.positive import (
     LAYERS,
     cut_at_zero,
@@ -74,6 +75,8 @@ class Numbers:
         """By the graph; where a parameter was only indexed, by the program's text."""
         source = self.around.step.source
         if (names := free_parameters(self.around)) or source is None:
+            return names
+        if names := free_terms(self.around, self.negative_operand):
             return names
         name = parameter_read(without_parentheses(operand_in(self.around)), source)
         return [name] if name else []

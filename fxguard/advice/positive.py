@@ -16,6 +16,8 @@ from fxguard.records import Role
 
 __all__ = [
     "LAYERS",
+    "OWN_LAYERS",
+    "POSITIVE",
     "cut_at_zero",
     "free_layers",
     "free_parameters",
@@ -32,7 +34,7 @@ LAYERS = frozenset(
     ]
 )
 # Those that read weights by themselves.
-_OWN_LAYERS = LAYERS - frozenset(["baddbmm", "bmm", "matmul", "mm"])
+OWN_LAYERS = LAYERS - frozenset(["baddbmm", "bmm", "matmul", "mm"])
 
 MOST_STEPS = 64  # in one walk
 MOST_VALUES = 2048  # of a walk to parameters, which loops make long
@@ -49,7 +51,7 @@ _PRODUCTS = _names("baddbmm bmm einsum matmul mm mul")
 _POLES = _names("log log10 log2 reciprocal rsqrt")
 
 # Their results are negative for no operand.
-_POSITIVE = _RELUS | _names(
+POSITIVE = _RELUS | _names(
     "abs cosh exp exp2 norm sigmoid softmax softplus sqrt square std var vector_norm"
 )
 # Sums and products of what they read, elementwise or as matrices: a sign goes through.
@@ -145,7 +147,7 @@ def free_parameters(around: Surroundings) -> list[str]:
         if around.values[value].role is Role.INPUT:
             return []
         step = around.maker_of(value)
-        if step is None or plain(step.kind) in _POSITIVE or is_square_of(step) is not None:
+        if step is None or plain(step.kind) in POSITIVE or is_square_of(step) is not None:
             continue
         if step.counts and plain(step.kind) not in _COMBINES:
             return []
@@ -170,9 +172,9 @@ def free_layers(around: Surroundings) -> list[Step]:
             continue
         seen.add(pair)
         step = around.maker_of(value)
-        if step is None or plain(step.kind) in _POSITIVE or is_square_of(step) is not None:
+        if step is None or plain(step.kind) in POSITIVE or is_square_of(step) is not None:
             continue
-        if plain(step.kind) in _OWN_LAYERS:
+        if plain(step.kind) in OWN_LAYERS:
             found += [] if is_subtracted or any(step is each for each in found) else [step]
             continue
         if plain(step.kind) == "sub" and not step.number_first:

@@ -1361,3 +1361,62 @@ def test_a_product_is_0_because_of_one_factor(run_here: RunHere, name: str) -> N
     text, fix = ZERO_FACTORS[name]
     err = run_here(HEAD + text).err
     assert err.partition("fix: ")[2].startswith(fix), err
+
+
+ADDS = (
+    "class Net(torch.nn.Module):\n"
+    "    def __init__(self):\n        super().__init__()\n"
+    "        self.delta = torch.nn.Parameter(torch.tensor([0.5, -0.4]))\n"
+    "        self.lin = torch.nn.Linear(2, 2)\n"
+    "    def forward(self, x):\n"
+    "        {}\n"
+    "net = Net()\nnet(torch.tensor([[0.1, 0.2], [0.3, 0.1]])).sum().backward()\n"
+)
+
+ADDED = {
+    "a power of energies": (
+        ADDS.format("e = x.square() * (1e-3 + x) ** -0.5; return (e + self.delta) ** 0.9"),
+        "keep delta positive, by softplus or exp of a free parameter",
+    ),
+    "a logarithm of magnitudes": (
+        ADDS.format("s = x.abs() + self.delta; return torch.log(s) - self.delta"),
+        "keep delta positive, by softplus or exp of a free parameter",
+    ),
+    "the inverse root of a variance": (
+        ADDS.format("v = x.var(0); return x * torch.rsqrt(1e-8 + v + self.delta)"),
+        "keep delta positive, by softplus or exp of a free parameter",
+    ),
+    "a root of an activation": (
+        ADDS.format("return torch.sqrt(F.relu(self.lin(x)) * 0.1 + self.delta)"),
+        "keep delta positive, by softplus or exp of a free parameter",
+    ),
+    "data": (
+        ADDS.format("return torch.log(x + self.delta)"),
+        "keep delta positive, by softplus or exp of a free parameter",
+    ),
+    "a script": (
+        "b = torch.tensor([-0.5], requires_grad=True)\nx = torch.randn(5)\n"
+        "torch.log(x.square() + b).sum().backward()\n",
+        "keep b positive, by softplus or exp of a free parameter",
+    ),
+    "a layer": (
+        ADDS.format("return torch.sqrt(self.lin(x) - 3 + self.delta)").replace(" - 3", ""),
+        "make positive what linear (script.py:10) makes",
+    ),
+    "data that is more negative": (
+        ADDS.format("return torch.log(x - 9 + self.delta)"),
+        "see why (x - 9 + self.delta) is negative",
+    ),
+    "a difference": (
+        ADDS.format("return torch.log(x.abs() - self.delta)"),
+        "see why (x.abs() - self.delta) is negative",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_parameter_that_is_added_stays_positive(run_here: RunHere, name: str) -> None:
+    """Where what it is added to is positive, or data."""
+    text, fix = ADDED[name]
+    err = run_here(HEAD + text).err
+    assert err.partition("fix: ")[2].startswith(fix), err
