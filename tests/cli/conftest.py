@@ -12,6 +12,7 @@ import pytest
 from fxguard.measure import native
 from fxguard.script import late, operations
 from support.command_line import status
+from support.forms import DEVICE, MOSTLY_IN_C
 
 
 @pytest.fixture
@@ -60,10 +61,7 @@ def ends_as_ever(
     return run
 
 
-DEVICE = "on a device"
-
-
-@pytest.fixture(params=["C", "Python", pytest.param(DEVICE, marks=pytest.mark.campaign)])
+@pytest.fixture(params=MOSTLY_IN_C)
 def form_of_operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a script computes is looked at by the C extension, without one, and on a device."""
     form: str = request.param

@@ -11,8 +11,12 @@ import pytest
 from fxguard.batch.batch import Batch
 from fxguard.script.beside import Beside
 from fxguard.script.operations import kind_of_code
+from support.forms import FORMS
 
-pytestmark = pytest.mark.usefixtures("form_of_operations")
+pytestmark = [
+    pytest.mark.usefixtures("form_of_operations"),
+    pytest.mark.parametrize("form_of_operations", FORMS, indirect=True),
+]
 
 RunHere = Callable[[str], Any]
 EndsAsEver = Callable[[str], str]

@@ -17,7 +17,7 @@ import pytest
 import fxguard
 from support.needs import do_without, needs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.campaign  # two minutes, and what it reads changes rarely
 
 ROOT = Path(fxguard.__file__).parents[1]
 

@@ -417,11 +417,11 @@ UNDER_INDUCTOR = [
     (Net, {}, torch.float32),
     (Net, {"replay": True}, torch.bfloat16),
     (Checkpointed, {}, torch.float32),
-    pytest.param(Block, {}, torch.float32, marks=pytest.mark.slow),
+    pytest.param(Block, {}, torch.float32, marks=pytest.mark.campaign),
     pytest.param(Block, {"replay": True}, torch.float32, marks=pytest.mark.slow),
-    pytest.param(Noisy, {}, torch.float32, marks=pytest.mark.slow),
-    pytest.param(Attention, {}, torch.float32, marks=pytest.mark.slow),
-    pytest.param(Kept, {"full_every": 2}, torch.float32, marks=pytest.mark.slow),
+    pytest.param(Noisy, {}, torch.float32, marks=pytest.mark.campaign),
+    pytest.param(Attention, {}, torch.float32, marks=pytest.mark.campaign),
+    pytest.param(Kept, {"full_every": 2}, torch.float32, marks=pytest.mark.campaign),
 ]
 
 
