@@ -14,6 +14,12 @@ from fxguard.advice.case import Case
 from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import one_maximum, words_of_maximum
 from fxguard.advice.positive import made_at
+from fxguard.advice.vanished_powers import (
+    far_beyond,
+    vanished_power,
+    words_of_far,
+    words_of_power,
+)
 from fxguard.advice.written_operands import titled
 from fxguard.advice.zero_factors import holds_zeros, words_of_factor, zero_factor
 from fxguard.formats import FORMATS
@@ -232,6 +238,14 @@ ZERO_RULES = (
          "subtract the maximum of each {what} that is normalised{place}, {instead}, and not one of "
          "all: far below it exp makes 0 of a whole {what}, and with an eps it is still 0",
          lambda c: one_maximum(c) is not None, words=words_of_maximum),
+    Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
+         "look at the numbers that {power} reads, up to {largest}{origin}: of all of them it makes "
+         "0, as of another unit or of outliers; a divisor that is guarded would leave nothing",
+         lambda c: far_beyond(c) is not None, words=words_of_far),
+    Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
+         "{power} made 0 of {number}: work in logs there, the exponent times log of the base (with "
+         "logsumexp or softmax), as {dtype} holds numbers down to {smallest}",
+         lambda c: vanished_power(c) is not None and far_beyond(c) is None, words=words_of_power),
     Rule(_LOST, names_in("div"), "advice",
          "take softmax of what {exp} reads as weights, in place of it divided by its sum: it made "
          "0 of {number}", lambda c: _is_vanished(c) and vanished.is_mean_by_kernel(c),

@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from fxguard.advice._patterns import readers_of
 from fxguard.advice._rules import names_in
@@ -40,24 +41,44 @@ def vanished_exp(case: Case) -> Step | None:
     return None if culprit is None else vanished_in(case.around, culprit)
 
 
-def vanished_in(around: Surroundings, value: int) -> Step | None:
-    """The same for any value."""
-    return _vanished(around, value, MOST_STEPS)
+def vanished_in(
+    around: Surroundings,
+    value: int,
+    makes: Callable[[Surroundings, Step], bool | None] | None = None,
+) -> Step | None:
+    """The same for any value.
+
+    Args:
+        around: the graph.
+        value: what is 0.
+        makes: whether an operation made 0; None if it is not of the kind that is looked for. It is
+            that of exponentials unless it is given.
+    """
+    return _vanished(around, value, MOST_STEPS, makes or _exp_made_zeros)
 
 
-def _vanished(around: Surroundings, value: int, depth: int) -> Step | None:
+def _exp_made_zeros(around: Surroundings, step: Step) -> bool | None:
+    return _made_zeros(around, step) if plain(step.kind) in _BASES else None
+
+
+def _vanished(
+    around: Surroundings,
+    value: int,
+    depth: int,
+    makes: Callable[[Surroundings, Step], bool | None],
+) -> Step | None:
     step = around.maker_of(value)
     if step is None or not step.inputs or not depth:
         return None
     name = plain(step.kind)
-    if name in _BASES:
-        return step if _made_zeros(around, step) else None
+    if (has_made := makes(around, step)) is not None:
+        return step if has_made else None
     is_handed_on = not step.counts or name in _PASSED or _is_power(step)
     if is_handed_on and not (name == "div" and step.number_first):
-        return _vanished(around, step.inputs[0], depth - 1)
+        return _vanished(around, step.inputs[0], depth - 1, makes)
     if name in _PRODUCTS or (name == "add" and not step.literals):
         read = [each for each in dict.fromkeys(step.inputs) if _has_zeros(around, each)]
-        found = [_vanished(around, each, depth - 1) for each in read]
+        found = [_vanished(around, each, depth - 1, makes) for each in read]
         is_sum = name == "add"
         all_read = len(read) == len(set(step.inputs)) if is_sum else bool(read)
         return found[0] if all_read and all(found) else None

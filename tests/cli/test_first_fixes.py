@@ -1420,3 +1420,64 @@ def test_a_parameter_that_is_added_stays_positive(run_here: RunHere, name: str) 
     text, fix = ADDED[name]
     err = run_here(HEAD + text).err
     assert err.partition("fix: ")[2].startswith(fix), err
+
+
+MADE = "pow (script.py:{}) made 0 of {}: work in logs there, the exponent times log of the base"
+LOOK = "look at the numbers that pow (script.py:{}) reads, up to {}: of all of them it makes 0"
+
+POWERS = {
+    "weights by age": (
+        "age = torch.tensor([[1.0, 2.0], [5000.0, 7000.0]])\nw = 0.5 ** (age / 30)\n"
+        "print(w / w.sum(1, keepdim=True))\n",
+        MADE.format(5, "0.5 ** 233.3"),
+    ),
+    "a decay that is learned": (
+        "class Pool(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.decay = torch.nn.Parameter(torch.tensor(0.9))\n"
+        "    def forward(self, t):\n        w = self.decay ** t\n"
+        "        return (w * t).sum(1) / w.sum(1)\n"
+        "print(Pool()(torch.tensor([[1.0, 2.0], [5000.0, 7000.0]])).sum())\n",
+        MADE.format(9, "decay ** 7000"),
+    ),
+    "a power law": (
+        "age = torch.tensor([[1.0, 2.0], [5e8, 7e9]])\nw = (1 + age) ** -6\n"
+        "print(w / w.mean(1, keepdim=True))\n",
+        MADE.format(5, "7e+09 ** -6"),
+    ),
+    "times of another unit": (
+        "ms = (torch.rand(40) + 1) * 1e9\nw = torch.pow(0.5, ms / 300)\n"
+        "print(torch.log(w.mean()))\n",
+        LOOK.format(5, "6.51e+06, made of numbers up to 1.95e+09 in mul (script.py:4)"),
+    ),
+    "an outlier": (
+        "ts = torch.where(torch.arange(9) == 4, 1.7e12, torch.linspace(1.7e9, 1.71e9, 9))\n"
+        "age = (ts.max() - ts) / 86400\nw = 0.5 ** (age / 30)\nw = w[:4]\n"
+        "print(w / w.mean())\n",
+        LOOK.format(6, "6.55e+05, made of numbers up to 1.7e+12 in where (script.py:4)"),
+    ),
+    "ages in a model": (
+        "class Recent(torch.nn.Module):\n"
+        "    def forward(self, x, age):\n        w = 0.9 ** age\n"
+        "        return (w * x).sum() / w.sum()\n"
+        "print(Recent()(torch.randn(4), torch.full((4,), 1e6)))\n",
+        LOOK.format(6, "1e+06"),
+    ),
+    "energies": (
+        "e = torch.rand(40) * 1e5 + 1e4\nw = torch.exp(-e)\nprint(w / w.sum())\n",
+        "take softmax(-e, dim) in place of exp(-e)",
+    ),
+    "weights under a mask": (
+        "keep = torch.tensor([[1.0, 1.0], [0.0, 0.0]])\nw = 0.5 ** torch.rand(2, 2) * keep\n"
+        "print(w / w.sum(1, keepdim=True))\n",
+        "choose the divisor d = w.sum(1, keepdim=True) by where",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+def test_a_power_has_made_0(run_here: RunHere, name: str) -> None:
+    """Of ordinary numbers, or of such as no guard of the divisor helps."""
+    text, fix = POWERS[name]
+    err = run_here(HEAD + text).err
+    assert err.partition("fix: ")[2].startswith(fix), err

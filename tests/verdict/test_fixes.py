@@ -459,6 +459,8 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
+    "look at the numbers that {power}",
+    "{power} made 0",
     "{factor} is 0{place}",
     "both sides are 0 where {name}",
     "subtract the maximum of each {what}",
