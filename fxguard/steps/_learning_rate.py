@@ -11,16 +11,18 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from fxguard.capture.instances import instances_of
 from fxguard.records import Source
-from fxguard.source.assigned import function_around, source_of, target_of
+from fxguard.source.assigned import assignment_of, function_around, source_of, target_of
 from fxguard.source.lines import is_internal, source_at
+from fxguard.source.pure_numbers import BadPartError, bad_part
 from fxguard.source.syntax import tree_of, tree_of_file
 
-__all__ = ["schedule_of"]
+__all__ = ["reason_of", "schedule_of"]
 
 RATE = "lr"
 MOST_MADE = 3  # statements that are shown
@@ -50,6 +52,42 @@ def schedule_of(optimizer: Optimizer) -> str:
     source = source_at(lines[0])
     made = " or ".join(str(each) for each in _made_at(source))
     return f"it is set at {source}" + (f", made at {made}" if made else "")
+
+
+def reason_of(optimizer: Optimizer) -> str:
+    """The part of a schedule's function that is not finite; "" if it is not known.
+
+    Example:
+        >>> reason_of(optimizer)
+        '(1 - 91 / 90) ** 0.9 (train.py:12), a fractional power of a negative number'
+    """
+    for scheduler in instances_of(LRScheduler):
+        if getattr(scheduler, "optimizer", None) is optimizer:
+            rates = [float(rate) for rate in getattr(scheduler, "_last_lr", [])]
+            functions = getattr(scheduler, "lr_lambdas", ())
+            for function, rate in zip(functions, rates, strict=False):
+                found = None
+                if not math.isfinite(rate):
+                    found = bad_part(function, scheduler.last_epoch, entry=_entry)
+                if found is not None:
+                    return _in_words(found)
+    return ""
+
+
+def _in_words(found: BadPartError) -> str:
+    text = f"{found.text} ({found.at.place})"
+    if found.is_power:
+        return f"{text}, a fractional power of a negative number"
+    text += f", which is {found.number:g}"
+    made = assignment_of(found.table, found.at) if found.table.isidentifier() else None
+    return f"{text}: `{found.table}` comes from {made}" if made is not None else text
+
+
+def _entry(table: Any, index: int) -> float | None:
+    """An entry of a tensor of numbers."""
+    if type(table) is not Tensor or table.dim() != 1 or not -len(table) <= index < len(table):
+        return None
+    return float(table.tolist()[index])
 
 
 def _made_at(source: Source) -> list[Source]:

@@ -19,7 +19,7 @@ from fxguard.graph.nodes import class_name
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.details import describe as look_at
 from fxguard.source.lines import source_of_caller
-from fxguard.steps._learning_rate import schedule_of
+from fxguard.steps._learning_rate import reason_of, schedule_of
 from fxguard.steps._step_reports import StepReports
 from fxguard.steps.backward import BackwardPasses
 from fxguard.steps.first_bad import FirstBad
@@ -91,6 +91,7 @@ class SpoiltSteps:
                     scaled_by=self._scaled_by(optimizer),
                     changed_by=self.writes().of_gradient(weights[0].weight),
                     schedule=or_else("", schedule_of, optimizer),
+                    reason=or_else("", reason_of, optimizer),
                     spoilt_in=spoilt_in,
                     brought_in=brought_in,
                 ),

@@ -57,6 +57,7 @@ class Spoilt:
     scaled_by: float = 1.0  # a GradScaler's scale that the gradients still have
     changed_by: tuple[LateWrite, ...] = ()  # what wrote the first gradient since its backward
     schedule: str = ""  # what set the learning rate
+    reason: str = ""  # the part of that which is not finite
     spoilt_in: int | None = None  # the batch after which an earlier step wrote bad gradients
     brought_in: int | None = None  # the batch whose backward brought the bad gradient
 
@@ -140,6 +141,7 @@ def _explained(origin: Origin, spoilt: Spoilt) -> Origin:
             scaled_by=spoilt.scaled_by,
             changed_by=spoilt.changed_by,
             schedule=spoilt.schedule,
+            reason=spoilt.reason,
             spoilt_in=spoilt.spoilt_in,
             brought_in=spoilt.brought_in,
         )

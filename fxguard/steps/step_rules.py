@@ -85,6 +85,8 @@ class StepCase:
     changed_by: tuple[LateWrite, ...] = ()
     # What set the learning rate, "LambdaLR set it, at its step 3"; "" if unknown.
     schedule: str = ""
+    # The part of it that is not finite, "(1 - 91 / 90) ** 0.9 (train.py:12)"; "" if unknown.
+    reason: str = ""
     # The batch after which an earlier step wrote bad gradients into this weight; None for none.
     spoilt_in: int | None = None
     # The batch whose backward, since the last step, brought a bad gradient to this weight.
@@ -152,6 +154,8 @@ def _setting(case: StepCase) -> StepFinding | None:
             name = NAMES.get(key, key)
             by = f"; {case.schedule}" if key == "lr" and case.schedule else ""
             fix = f"look at how the {name} is computed"
+            if key == "lr" and case.reason:
+                fix += f": {case.reason}"
             return StepFinding(f"the {name} was {value:g} when the step began{by}", "unknown",
                                _advice(fix))  # fmt: skip
     return None

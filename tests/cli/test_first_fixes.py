@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from fxguard.source.pure_numbers import bad_part
+
 RunHere = Callable[[str], Any]
 
 HEAD = "import math, torch\nimport torch.nn.functional as F\ntorch.manual_seed(0)\n"
@@ -1481,3 +1483,54 @@ def test_a_power_has_made_0(run_here: RunHere, name: str) -> None:
     text, fix = POWERS[name]
     err = run_here(HEAD + text).err
     assert err.partition("fix: ")[2].startswith(fix), err
+
+
+RATES = {
+    "a table that is a tensor": (
+        "table = (1.0 - torch.arange(9) / 4) ** 0.9\nrate = lambda it: table[it].item()\n",
+        ": table[5] (script.py:5), which is nan: `table` comes from script.py:4: table = (1.0 -",
+    ),
+    "a table that is a list": (
+        "rates = [1.0, 0.5, 0.2, math.nan, 0.1]\nrate = lambda n: 0.5 * rates[n]\n",
+        ": rates[3] (script.py:5), which is nan: `rates` comes from script.py:4: rates = [1.0",
+    ),
+    "a power": (
+        "import numpy\none, last = numpy.float64(1.0), 3\n"
+        "rate = lambda it: float((one - it / last) ** 0.9)\n",
+        ": (1.0 - 4 / 3) ** 0.9 (script.py:6), a fractional power of a negative number",
+    ),
+    "a function that calls another one": (
+        "def part(x, total):\n    return 1 - x / total\n"
+        "def rate(step):\n    if step < 2:\n        return 1.0\n"
+        "    left = part(step, 4)\n    return left * 1e308 * 100\n",
+        ": 0.5 * 1e+308 * 100 (script.py:10), which is inf",
+    ),
+    "a function with effects": (
+        "calls = []\ndef rate(step):\n    calls.append(step)\n    assert calls.count(step) < 2\n"
+        "    return 1.0 if step < 2 else math.inf\n",
+        " (advice)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_the_part_of_a_schedule_that_is_bad(run_here: RunHere, name: str) -> None:
+    """With its numbers; what is more than arithmetic is not done again."""
+    text, fix = RATES[name]
+    err = run_here(
+        HEAD + text + "net = torch.nn.Linear(2, 1)\no = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "s = torch.optim.lr_scheduler.LambdaLR(o, rate)\n"
+        "for _ in range(8):\n    o.zero_grad()\n    net(torch.ones(3, 2)).sum().backward()\n"
+        "    o.step()\n    s.step()\n"
+    ).err
+    assert f"fix: look at how the learning rate is computed{fix}" in err, err
+
+
+def test_a_part_that_is_complex(here: Any) -> None:
+    """A power of Python's own numbers; a function that is not bad has no such part."""
+    total = 90
+    found = bad_part(lambda it: (1 - it / total) ** 0.9, 91)
+    assert found is not None
+    assert (found.text, found.is_power) == ("(1 - 91 / 90) ** 0.9", True)
+    assert bad_part(lambda it: (1 - it / total) ** 0.9, 89) is None
+    assert bad_part(print, 1) is None

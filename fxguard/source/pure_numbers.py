@@ -1,0 +1,246 @@
+"""The part of a function that made a bad number: its arithmetic is done again, in Python.
+
+Only numbers, tables of numbers and functions of ``math`` take part. No code of the user runs: what
+else a function does ends the search.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import operator
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+from fxguard.records import Source
+from fxguard.source.lines import source_at
+from fxguard.source.syntax import tree_of_file
+
+__all__ = ["BadPartError", "bad_part"]
+
+MOST_CALLS = 3  # one inside the other
+LARGEST_POWER = 1e4
+
+_SIGNS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+    ast.Sub: operator.sub,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.NotEq: operator.ne,
+}
+_BUILTINS: Mapping[str, Any] = {
+    each.__name__: each for each in (abs, bool, float, int, len, max, min, pow, round)
+}
+_LEAVES = (ast.Name, ast.Attribute, ast.Constant)
+
+
+class BadPartError(Exception):
+    """An expression that made a bad number of good ones.
+
+    Attributes:
+        text: the expression with its numbers, ``(1 - 91 / 90) ** 0.9``.
+        number: what it made.
+        at: its line.
+        table: the variable of which it is an entry; "" if it is none.
+        is_power: whether it is a power of a negative number.
+    """
+
+    def __init__(
+        self, text: str, number: Any, at: Source, table: str = "", *, is_power: bool = False
+    ) -> None:
+        super().__init__(text)
+        self.text = text
+        self.number = number
+        self.at = at
+        self.table = table
+        self.is_power = is_power
+
+
+class _UnknownError(Exception):
+    """Something else than arithmetic."""
+
+
+class _ReturnedError(Exception):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+def bad_part(
+    function: Any, *arguments: float, entry: Callable[[Any, int], float | None] = lambda x, i: None
+) -> BadPartError | None:
+    """The part of a function that made a bad number; None if that is not found.
+
+    Args:
+        function: one of Python.
+        arguments: what it was called with.
+        entry: gives an entry of a table that is no list; None of what is no table.
+    """
+    try:
+        _called(function, arguments, entry, 0)
+    except BadPartError as found:
+        return found
+    except Exception:  # whatever the arithmetic does, it is not the user's
+        return None
+    return None
+
+
+def _called(function: Any, arguments: tuple[Any, ...], entry: Any, depth: int) -> Any:
+    if type(function) is not FunctionType or depth > MOST_CALLS:
+        raise _UnknownError
+    node = _node_of(function)
+    read = inspect.getclosurevars(function)
+    names = [each.arg for each in node.args.args]
+    defaults = function.__defaults__ or ()
+    given = dict(zip(reversed(names), reversed(defaults), strict=False))
+    given.update(zip(names, arguments, strict=False))
+    run = _Run(function.__code__.co_filename, {**read.globals, **read.nonlocals, **given}, entry)
+    run.depth = depth
+    if isinstance(node, ast.Lambda):
+        return run.value(node.body)
+    try:
+        run.block(node.body)
+    except _ReturnedError as returned:
+        return returned.value
+    raise _UnknownError
+
+
+def _node_of(function: FunctionType) -> ast.Lambda | ast.FunctionDef:
+    tree, line = tree_of_file(function.__code__.co_filename), function.__code__.co_firstlineno
+    found = [
+        node
+        for node in (() if tree is None else ast.walk(tree))
+        if isinstance(node, (ast.Lambda, ast.FunctionDef)) and node.lineno == line
+    ]
+    if len(found) != 1:
+        raise _UnknownError
+    return found[0]
+
+
+class _Run:
+    """The statements of one function, with the variables that it reads."""
+
+    def __init__(self, file: str, variables: dict[str, Any], entry: Any) -> None:
+        self.file = file
+        self.variables = variables
+        self.entry = entry
+        self.depth = 0
+
+    def block(self, body: list[ast.stmt]) -> None:
+        for each in body:
+            if isinstance(each, ast.Return) and each.value is not None:
+                raise _ReturnedError(self.value(each.value))
+            if isinstance(each, ast.If):
+                self.block(each.body if self._number(each.test) else each.orelse)
+            elif isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+                self.variables[each.targets[0].id] = self.value(each.value)
+            elif not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)):
+                raise _UnknownError
+
+    def value(self, node: ast.expr) -> Any:
+        """What an expression gives.
+
+        Raises:
+            BadPartError: it is the first that is bad.
+        """
+        found = self._computed(node)
+        if _is_bad(found) and not isinstance(node, _LEAVES):
+            is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+            table = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
+            at = source_at((self.file, node.lineno))
+            raise BadPartError(self._text(node), found, at, table, is_power=is_power)
+        return found
+
+    def _computed(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return self.variables[node.id] if node.id in self.variables else _BUILTINS[node.id]
+        if isinstance(node, ast.Attribute):
+            owner = self._computed(node.value)
+            return math.__dict__[node.attr] if owner is math else vars(owner)[node.attr]
+        if isinstance(node, ast.UnaryOp):
+            return _SIGNS[type(node.op)](self._number(node.operand))
+        if isinstance(node, ast.BinOp):
+            left, right = self._number(node.left), self._number(node.right)
+            if isinstance(node.op, ast.Pow) and abs(right) > LARGEST_POWER:
+                raise _UnknownError
+            return _SIGNS[type(node.op)](left, right)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, right = self._number(node.left), self._number(node.comparators[0])
+            return _SIGNS[type(node.ops[0])](left, right)
+        if isinstance(node, ast.IfExp):
+            return self.value(node.body if self._number(node.test) else node.orelse)
+        if isinstance(node, ast.Subscript):
+            return self._entry(node)
+        if isinstance(node, ast.Call) and not node.keywords:
+            return self._call(node)
+        raise _UnknownError
+
+    def _number(self, node: ast.expr) -> Any:
+        found = self.value(node)
+        if not _is_number(found):
+            raise _UnknownError
+        return found
+
+    def _entry(self, node: ast.Subscript) -> Any:
+        table, index = self._computed(node.value), self.value(node.slice)
+        if type(table) in (list, tuple, dict):
+            return table[index]
+        found = self.entry(table, index) if type(index) is int else None
+        if found is None:
+            raise _UnknownError
+        return found
+
+    def _call(self, node: ast.Call) -> Any:
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args:
+            return self._number(node.func.value)
+        called = self._computed(node.func)
+        given = tuple(self.value(each) for each in node.args)
+        is_pure = any(called is each for each in (*_BUILTINS.values(), *vars(math).values()))
+        if is_pure and all(_is_number(x) or type(x) in (list, tuple) for x in given):
+            return called(*given)
+        return _called(called, given, self.entry, self.depth + 1)
+
+    def _text(self, node: ast.expr) -> str:
+        return ast.unparse(_WithNumbers(self.variables).visit(ast.parse(ast.unparse(node)).body[0]))
+
+
+class _WithNumbers(ast.NodeTransformer):
+    """An expression with numbers in place of variables."""
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self.variables = variables
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        found = self.variables.get(node.id)
+        is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        return (
+            ast.Constant(float(f"{found:.6g}") if type(found) is not int else found)
+            if (is_number)
+            else node
+        )
+
+
+def _is_number(value: Any) -> bool:
+    """One of Python or NumPy: others may do anything when they are added."""
+    return isinstance(value, (int, float)) and type(value).__module__ in ("builtins", "numpy")
+
+
+def _is_bad(value: Any) -> bool:
+    if isinstance(value, complex):
+        return True
+    return isinstance(value, float) and not math.isfinite(value)
