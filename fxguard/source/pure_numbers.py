@@ -79,6 +79,12 @@ class _ReturnedError(Exception):
         self.value = value
 
 
+_NOT_FOUND = (
+    *(_UnknownError, ArithmeticError, AttributeError, LookupError, RecursionError),
+    *(SyntaxError, TypeError, ValueError),
+)
+
+
 def bad_part(
     function: Any, *arguments: float, entry: Callable[[Any, int], float | None] = lambda x, i: None
 ) -> BadPartError | None:
@@ -93,7 +99,7 @@ def bad_part(
         _called(function, arguments, entry, 0)
     except BadPartError as found:
         return found
-    except Exception:  # whatever the arithmetic does, it is not the user's
+    except _NOT_FOUND:
         return None
     return None
 
