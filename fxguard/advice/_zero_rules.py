@@ -11,6 +11,7 @@ from fxguard.advice import cancelled, lowered, signs, vanished, wrapped, zeros
 from fxguard.advice._patterns import number_of
 from fxguard.advice._rules import Rule, names_in
 from fxguard.advice.case import Case
+from fxguard.advice.coarse import is_coarse_difference, words_of_steps
 from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import one_maximum, words_of_maximum
 from fxguard.advice.positive import made_at
@@ -222,6 +223,10 @@ def _counted(case: Case) -> Mapping[str, str]:
 
 
 ZERO_RULES = (
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "take the difference in {made} in float64 or of integers, or subtract a first value "
+         "there, before it is {c.dtype}: that holds numbers of {largest} in steps of {steps}",
+         is_coarse_difference, words=words_of_steps),
     Rule(_LOST, names_in("div"), "advice",
          "both sides are 0 where {name} is {at}: take the limit there, {limit}, by {how}; a safe "
          "divisor alone makes 0 of it", lambda c: limit_of(c) is not None, words=words_of_limit,

@@ -13,9 +13,11 @@ from fxguard.advice._patterns import readers_of
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.written_operands import operand_in, titled
+from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
+from fxguard.source.named import operand_texts
 
 __all__ = ["is_at_end", "maker_at_end", "words_of_end"]
 
@@ -26,20 +28,30 @@ _BOTH_ENDS = frozenset(["atanh", "erfinv"])  # functions of (-1, 1)
 _AT_ZERO = _LOGS - {"log1p"} | {"logit", "reciprocal", "rsqrt"}
 # What rounds a number to 1; others, such as a sigmoid, have better repairs.
 _ROUNDS = frozenset(["add", "div", "mul", "pow", "rsub", "sub"])
+_CLAMPS = frozenset(["clamp", "clamp_max", "clip"])
 _PASSED = MOVES | SELECTS | CASTS
 
 
 def is_at_end(case: Case) -> bool:
     """Whether such a number was made by another line, and has a name on this one."""
-    return bool(_name_of(operand_in(case.around))) and maker_at_end(case) is not None
+    return bool(_name_in(case.around)) and maker_at_end(case) is not None
 
 
 def maker_at_end(case: Case) -> Step | None:
     """The operation that made the number."""
     found = _at_end(case.around)
     step = None if found is None else case.around.maker_of(found)
-    is_known = step is not None and step.source is not None and plain(step.kind) in _ROUNDS
-    return step if is_known else None
+    if step is None or step.source is None:
+        return None
+    makes_it = plain(step.kind) in _ROUNDS or _lost_bound(case, step) is not None
+    return step if makes_it else None
+
+
+def _lost_bound(case: Case, step: Step) -> float | None:
+    """The upper bound of a clamp that is 1 in the dtype, such as 1 - 1e-8 in float32."""
+    form, bounds = FORMATS.get(case.dtype), step.literals[-1:]
+    is_clamp = plain(step.kind) in _CLAMPS and form is not None and bool(bounds)
+    return bounds[0] if is_clamp and form and abs(1 - bounds[0]) < form.eps / 2 else None
 
 
 def words_of_end(case: Case) -> Mapping[str, str]:
@@ -52,8 +64,16 @@ def words_of_end(case: Case) -> Mapping[str, str]:
         inside, bounds = "inside (-1, 1)", f"-1 + {eps}, 1 - {eps}"
     elif case.name == "logit" or _has_logarithm(case.around, value):
         inside, bounds = "inside (0, 1)", f"{eps}, 1 - {eps}"
-    name = _name_of(operand_in(case.around))
-    return {"number": name, "inside": inside, "bounds": bounds, "made": titled(step)}
+    bound, lost = _lost_bound(case, step), ""
+    if bound is not None and bound != 1:
+        lost = f": 1 - {1 - bound:.0e} is 1 in {case.dtype}"
+    return {
+        "number": _name_in(case.around),
+        "inside": inside,
+        "bounds": bounds,
+        "made": titled(step),
+        "lost": lost,
+    }
 
 
 def _has_logarithm(around: Surroundings, value: int) -> bool:
@@ -87,6 +107,16 @@ def _at_end(around: Surroundings) -> int | None:
 
 def _line_of(step: Step) -> tuple[str, int] | None:
     return None if step.source is None else (step.source.file, step.source.line)
+
+
+def _name_in(around: Surroundings) -> str:
+    """The variable behind the operand as the line has it; "" if that is not certain."""
+    if name := _name_of(operand_in(around)):
+        return name
+    source, kind = around.step.source, plain(around.step.kind)
+    texts = () if source is None else operand_texts(source.code, kind)
+    names = {_name_of(text) for text in texts if "-" in text}  # the other end is no difference
+    return names.pop() if len(names) == 1 else ""
 
 
 def _name_of(text: str) -> str:

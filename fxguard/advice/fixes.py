@@ -424,6 +424,10 @@ RULES = (
     Rule("zero divisor", _DIVISIONS, "advice",
          "add an eps inside the root, sqrt(s + {c.near_zero}): at 0 the root has no derivative",
          signs.is_root_by_hand),
+    Rule("zero divisor, rounding", _DIVISIONS | _names("atanh erfinv log log10 log1p log2 logit"),
+         "advice",
+         "keep {number} {inside} where it is made, in {made}, by clamp({bounds}){lost}",
+         is_at_end, last=True, words=words_of_end, maker=maker_at_end),
     Rule("zero divisor", _DIVISIONS, "advice",
          "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
          "division, or add an eps to it",
@@ -458,9 +462,6 @@ RULES = (
            f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
            "has no gradient there", lambda c: _is_far_outside(c) and not signs.is_negative_data(c))
       for name, bounded in _BOUNDED.items() if name in DOMAINS),
-    Rule("zero divisor, rounding", _names("atanh erfinv log log10 log1p log2 logit"), "advice",
-         "keep {number} {inside} where it is made, in {made}, by clamp({bounds})",
-         is_at_end, last=True, words=words_of_end, maker=maker_at_end),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}{{likewise}}",
            lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True,

@@ -30,6 +30,7 @@ from fxguard.script.bad_values import Found
 from fxguard.script.because_of import chain_of, full_name, in_view_of, is_bad, speaks_of_bad
 from fxguard.script.beside import Beside, Handed
 from fxguard.script.in_front import Arrival
+from fxguard.source.held_tensors import held_name
 from fxguard.steps.losses import Losses
 from fxguard.steps.step_hooks import StepHooks
 from fxguard.torch_names import DisableTorchFunction
@@ -69,6 +70,7 @@ class WholeScript:
         self._guard = guard_with_tools(self._model, options)
         self._guard.delivery.warns_of_idle_globs = False
         self._guard.delivery.heard = on_report
+        self._hooks = StepHooks(self._step_begins, self._step_ended)  # before those of the guard
         self._guard.watch_steps(losses)
         self._losses = losses
         self._is_of_model = is_of_model
@@ -89,7 +91,6 @@ class WholeScript:
             losses.is_output,
             self._is_gradient,
         )
-        self._hooks = StepHooks(self._step_begins, self._step_ended)
         losses.look_beside(self._beside)
 
     @property
@@ -319,9 +320,22 @@ class WholeScript:
         told, self._has_told = self._has_told, False
         if not told:
             weights = (x for group in optimizer.param_groups for x in group["params"])
-            self._tell_of_gradients(x for x in weights if not self._is_of_model(x))
+            own = [x for x in weights if not self._is_of_model(x)]
+            self._tell_of_gradients(own)
+            self._watch_steps_of(own)
         self._beside.pauses = True
         return self._with_closure(args, kwargs)
+
+    def _watch_steps_of(self, weights: Iterable[Tensor]) -> None:
+        """Let the guard look at what steps make of tensors that no model has."""
+        tensors = self._guard.names.tensors
+        for weight in weights:
+            if id(weight) not in tensors:
+                if self._guard.recorder.last is None:
+                    self._begin()
+                _, name = held_name(weight) or (Role.WEIGHT, "of the script")
+                tensors[id(weight)] = Role.WEIGHT, name
+                weakref.finalize(weight, tensors.pop, id(weight), None)
 
     def _with_closure(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """The arguments of a step with a closure in which operations are looked at; else None."""

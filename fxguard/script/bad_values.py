@@ -273,7 +273,7 @@ class BadValues:
 
     def _is_first_at(self, record: Record, *, of_bad: bool) -> bool:
         """Whether this is one of the first times that an operation turned bad at its place."""
-        place = record.code, record.last, of_bad
+        place = record.code, record.last, of_bad, math.isnan(record.pair[1])
         times = self._times[place] = self._times.get(place, 0) + 1
         return times <= (OF_BAD if of_bad else CLOSELY)
 

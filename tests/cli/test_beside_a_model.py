@@ -310,6 +310,21 @@ def test_what_a_line_converts_on_the_way_is_led_back_as_well(run_here: RunHere) 
     assert lines[3].startswith("  fix: look at (a - a.mean(0)) / a.std(0) (script.py:5): 0 / 0")
 
 
+def test_the_first_nan_behind_many_infinities_is_looked_at(run_here: RunHere) -> None:
+    """Masks of -inf were read at the same line before, and did no harm."""
+    err = run_here(
+        HEAD + "net = torch.nn.Linear(3, 4)\n"
+        "for i in range(40):\n"
+        "    with torch.no_grad():\n"
+        "        scores = net(torch.randn(2, 3))\n"
+        "    mask = torch.arange(4) < (3 if i < 39 else 9)\n"
+        "    logp = scores.masked_fill(mask, float('-inf')).log_softmax(-1)\n"
+        "print(logp.sum().item())\n"
+    ).err
+    assert "masked row, all of the row is -inf; at [0, 0]: all 4 elements of the row" in err, err
+    assert "fix: drop the row in which everything is masked" in err
+
+
 def test_a_missing_value_is_filled_in_or_dropped(run_here: RunHere) -> None:
     """No operation is repaired where the data is bad."""
     err = run_here(WRONG["a table with a missing value"][0].join((HEAD, ""))).err

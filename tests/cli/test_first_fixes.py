@@ -1101,6 +1101,16 @@ ENDS = {
         "w = torch.tensor([1.0, 1e-9]) * 0.5 + 0.5\nz = prior(w)\n",
         "keep v below 1 where it is made, in add (script.py:6), by clamp(max=1 - 5e-07)",
     ),
+    "a bound that is 1 in float32": (
+        "u = torch.tensor([0.5, 1.0]).clamp(1e-8, 1 - 1e-8)\n"
+        "z = torch.log(u) - torch.log(1.0 - u)\n",
+        "keep u inside (0, 1) where it is made, in clamp (script.py:4), by "
+        "clamp(5e-07, 1 - 5e-07): 1 - 1e-08 is 1 in float32",
+    ),
+    "a divisor": (
+        "r = torch.tensor([0.5, 1.2]).clamp(max=1.0)\nz = r / (1 - r**2)\n",
+        "keep r below 1 where it is made, in clamp (script.py:4), by clamp(max=1 - 5e-07) (advice)",
+    ),
     "made on the line itself": (
         "u = torch.tensor([0.2, 1e-20])\nz = torch.log1p(-(1 - u))\n",
         "bound the argument",
@@ -1534,3 +1544,26 @@ def test_a_part_that_is_complex(here: Any) -> None:
     assert (found.text, found.is_power) == ("(1 - 91 / 90) ** 0.9", True)
     assert bad_part(lambda it: (1 - it / total) ** 0.9, 89) is None
     assert bad_part(print, 1) is None
+
+
+COARSE = {
+    "times since 1970": ("1.7e9 + 30 * torch.arange(4.0, dtype=torch.float64)", True),
+    "times since 1970, in hours from the start": (
+        "((1.7e9 + 30 * torch.arange(4.0, dtype=torch.float64)).float() - 1.7e9) / 3600",
+        True,
+    ),
+    "times since the start": ("torch.tensor([0.0, 30.0, 30.0, 60.0])", False),
+}
+
+
+@pytest.mark.parametrize("name", COARSE)
+def test_a_difference_of_numbers_in_coarse_steps(run_here: RunHere, name: str) -> None:
+    """Two of them are equal by rounding, or as they are."""
+    times, is_rounded = COARSE[name]
+    err = run_here(
+        HEAD + f"t = ({times}).float()\n"
+        "x = torch.randn(4)\n"
+        "slope = (x[1:] - x[:-1]) / (t[1:] - t[:-1])\nprint(slope.sum())\n"
+    ).err
+    told = "or subtract a first value there, before it is float32: that holds numbers of 1.7e+09"
+    assert (f"{told} in steps of 128" in err) is is_rounded, err

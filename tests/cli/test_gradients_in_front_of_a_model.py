@@ -314,3 +314,49 @@ def test_nothing_is_kept_of_what_a_model_has_read(ends_as_ever: EndsAsEver) -> N
         "    del s, loss, held\n"
         "    print(reference() is None)\n"
     )
+
+
+STEPS = {
+    "an eps that the dtype does not hold": (
+        "codes = (0.1 * torch.randn(3, 4)).half().requires_grad_()\n"
+        "opt = torch.optim.Adam([codes])\n"
+        "net(codes[:2].float()).mean().backward()\n"
+        "opt.step()\n",
+        "Adam's step made parameter `codes` NaN: division by zero",
+    ),
+    "a rate that is too large": (
+        "theta = torch.ones(3, requires_grad=True)\n"
+        "opt = torch.optim.SGD([theta], lr=1e30)\n"
+        "for i in range(3):\n"
+        "    opt.zero_grad()\n"
+        "    (theta * 1e10).sum().backward()\n"
+        "    opt.step()\n",
+        "SGD's step made parameter `theta` -inf: overflow",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_what_no_model_has(run_here: RunHere, name: str) -> None:
+    """The optimizer is named where it was given finite gradients."""
+    text, verdict = STEPS[name]
+    ran = run_here(HEAD + text)
+    assert ran.status == 3
+    assert ran.err.splitlines()[0] == verdict
+
+
+def test_a_tensor_that_is_gone_leaves_no_name(ends_as_ever: EndsAsEver) -> None:
+    """Its place in memory may be that of another one."""
+    ends_as_ever(
+        HEAD + "import gc, weakref\n"
+        "for i in range(3):\n"
+        "    w = torch.ones(3, requires_grad=True)\n"
+        "    opt = torch.optim.SGD([w], lr=0.1)\n"
+        "    (w * 2).sum().backward()\n"
+        "    opt.step()\n"
+        "    print(w.tolist())\n"
+        "    reference = weakref.ref(w)\n"
+        "    del w, opt\n"
+        "    gc.collect()\n"
+        "    print(reference() is None)\n"
+    )
