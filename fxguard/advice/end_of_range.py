@@ -106,7 +106,7 @@ def _at_end(around: Surroundings) -> int | None:
 
 
 def _line_of(step: Step) -> tuple[str, int] | None:
-    return None if step.source is None else (step.source.file, step.source.line)
+    return None if step.source is None else step.source.position
 
 
 def _name_in(around: Surroundings) -> str:

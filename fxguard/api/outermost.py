@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -120,7 +120,7 @@ class OutermostModules:
             self.losses = Losses(keeps_outputs=True)
             if self.looks_beside:
                 self.script = WholeScript(
-                    self.options, self.losses, self.on_report, self._is_weight
+                    self.options, self.losses, self.on_report, self._of_no_model
                 )
                 self._withheld.made_beside = self.script.instead
         self._original = Module.__call__
@@ -296,9 +296,10 @@ class OutermostModules:
         """Whether a module without parameters is called by one that reads outputs: a criterion."""
         return getattr(self._local, "reader", None) is not None and not has_parameters(target)
 
-    def _is_weight(self, tensor: Tensor) -> bool:
-        """Whether a guarded model has a tensor."""
-        return any(id(tensor) in each.guard.names.tensors for each in self._watched.values())
+    def _of_no_model(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Those tensors that no guarded model has as a weight or buffer."""
+        known = [guard.names.tensors for guard in self.guards]
+        return [x for x in tensors if not any(id(x) in names for names in known)]
 
     def _known(self, target: Module) -> Watched | None:
         """What is known of a module; nothing if it came in the place of one that is gone."""

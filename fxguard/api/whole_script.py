@@ -56,7 +56,7 @@ class WholeScript:
         options: those of :func:`fxguard.instrument`.
         losses: those that the script computes.
         on_report: called with each report after it was handed on.
-        is_of_model: whether a tensor is a weight of a guarded model, which is watched with it.
+        of_no_model: gives those of some tensors that no guarded model has, which watches its own.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WholeScript:
         options: Options,
         losses: Losses,
         on_report: Callable[[Report], object],
-        is_of_model: Callable[[Tensor], bool],
+        of_no_model: Callable[[Iterable[Tensor]], list[Tensor]],
     ) -> None:
         self._model = NoModel()
         self._guard = guard_with_tools(self._model, options)
@@ -73,7 +73,7 @@ class WholeScript:
         self._hooks = StepHooks(self._step_begins, self._step_ended)  # before those of the guard
         self._guard.watch_steps(losses)
         self._losses = losses
-        self._is_of_model = is_of_model
+        self._of_no_model = of_no_model
         self._gradients = ScriptGradients(self._guard.delivery, losses, self._begin)
         self._lent: list[weakref.ref[Tensor]] = []  # weights of the model that was called last
         self._has_unexplained = False  # a bad gradient, of which nothing else was said
@@ -320,7 +320,7 @@ class WholeScript:
         told, self._has_told = self._has_told, False
         if not told:
             weights = (x for group in optimizer.param_groups for x in group["params"])
-            own = [x for x in weights if not self._is_of_model(x)]
+            own = self._of_no_model(weights)
             self._tell_of_gradients(own)
             self._watch_steps_of(own)
         self._beside.pauses = True

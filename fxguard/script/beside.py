@@ -323,7 +323,8 @@ class Beside:
             self._reaches(roots, self._backward_begins)
         result = func(*args, **kwargs)
         made = [root.grad_fn for root in roots if root.grad_fn is not None]
-        self._look_at_gradients(result, [Arrival(node, gradient) for node in made])
+        if self._has_to_tell(result):
+            self._tell_of_gradient([Arrival(node, gradient) for node in made])
         return result
 
     def backward_begins(self, roots: Sequence[Tensor]) -> None:
@@ -334,26 +335,24 @@ class Beside:
 
     def backward_ended(self, returned: Any) -> None:
         """It has ended, and returned this."""
-        arrived = self.take_arrived()
-        if arrived:
-            self._look_at_gradients(returned, arrived)
+        arrived = self._in_front.take()
+        # Others are bad because of something else.
+        if arrived and self._has_to_tell(returned) and (healthy := _healthy(arrived)):
+            self._tell_of_gradient(healthy)
 
     def take_arrived(self) -> list[Arrival]:
         """Where healthy gradients have come to what the script computed, in this backward; once."""
-        arrived = self._in_front.take()
-        return [each for each in arrived if each.gradient is None or not is_bad(each.gradient)]
+        return _healthy(self._in_front.take())
 
-    def _look_at_gradients(self, returned: Any, began: Sequence[Arrival]) -> None:
-        """Say what made a bad gradient, if there is one and the script has computed it.
+    def _has_to_tell(self, returned: Any) -> bool:
+        """Whether a backward made a bad gradient, and another repetition is due."""
+        return bool(self._repetitions) and self._has_bad_gradient(returned)
 
-        Args:
-            returned: by the backward.
-            began: where it began, or came to what the script has computed.
-        """
-        if self._repetitions and self._has_bad_gradient(returned):
-            self._repetitions -= 1
-            with DisableTorchFunction():
-                self._gradient_bad(began)
+    def _tell_of_gradient(self, began: Sequence[Arrival]) -> None:
+        """Say what made it, of a backward that began, or came to the script's operations, there."""
+        self._repetitions -= 1
+        with DisableTorchFunction():
+            self._gradient_bad(began)
 
     def _has_bad_gradient(self, returned: Any) -> bool:
         """Whether a leaf has a gradient that is not finite, or the backward returned one."""
@@ -448,3 +447,7 @@ class Beside:
             self._asked_at = 2 * self._bad.times  # intended infinities may be read all the time
             if self.has_no_model or not self._bad.come_of_gradients(bad):
                 matters(self._bad.batch, bad)
+
+
+def _healthy(arrived: Iterable[Arrival]) -> list[Arrival]:
+    return [each for each in arrived if each.gradient is None or not is_bad(each.gradient)]

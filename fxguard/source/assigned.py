@@ -19,6 +19,7 @@ __all__ = [
     "converted_by",
     "function_around",
     "function_called_in",
+    "holds",
     "in_words",
     "source_of",
     "statement_at",
@@ -154,7 +155,7 @@ def statement_node(source: Source) -> ast.stmt | None:
     """The same as a syntax tree; None if it has a body, or cannot be read."""
     tree = tree_of_file(source.file)
     nodes = () if tree is None else ast.walk(tree)
-    around = [each for each in nodes if isinstance(each, _SIMPLE) and _holds(each, source.line)]
+    around = [each for each in nodes if isinstance(each, _SIMPLE) and holds(each, source.line)]
     return around[-1] if around else None
 
 
@@ -191,7 +192,7 @@ def function_around(source: Source) -> ast.AST:
     return ast.Module([], []) if tree is None else list(_scopes_at(tree, source.line))[-1]
 
 
-def _holds(node: ast.AST, line: int) -> bool:
+def holds(node: ast.AST, line: int) -> bool:
     """Whether a node covers a line."""
     begin, end = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
     return begin is not None and end is not None and begin <= line <= end
@@ -201,7 +202,7 @@ def _scopes_at(tree: ast.Module, line: int) -> Iterator[_Scope]:
     """The module and the functions around a line, from the outside in."""
     yield tree
     for node in ast.walk(tree):  # outer functions come before inner ones
-        if isinstance(node, _FUNCTIONS) and node.body[0].lineno <= line and _holds(node, line):
+        if isinstance(node, _FUNCTIONS) and node.body[0].lineno <= line and holds(node, line):
             yield node
 
 
@@ -231,7 +232,7 @@ def _binds(scope: _Scope, name: str) -> bool:
 
 def _is_bound_inside(scope: ast.AST, name: str, line: int) -> bool:
     """Whether a comprehension or a lambda at that line has its own variable of that name."""
-    inner = [x for x in ast.walk(scope) if isinstance(x, _COMPREHENSIONS) and _holds(x, line)]
+    inner = [x for x in ast.walk(scope) if isinstance(x, _COMPREHENSIONS) and holds(x, line)]
     nodes = [node for each in inner for node in ast.walk(each)]
     targets = (x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store))
     return name in targets or name in (x.arg for x in nodes if isinstance(x, ast.arg))
@@ -258,7 +259,7 @@ def _last_in(body: Sequence[ast.stmt], name: str, line: int) -> ast.stmt | None:
             break
         if isinstance(each, _SCOPES):
             continue
-        if _holds(each, line):
+        if holds(each, line):
             inner = _last_around(each, name, line)
             found, is_clear = (inner, True) if inner is not None else (found, is_clear)
         elif isinstance(each, _WITHS):

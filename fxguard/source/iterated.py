@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxguard.records import Source
-from fxguard.source.assigned import function_around, source_of
+from fxguard.source.assigned import function_around, holds, source_of
 
 __all__ = ["Iterated", "iterated_at"]
 
@@ -58,7 +58,7 @@ def iterated_at(source: Source) -> Iterated | None:
     reads: dict[str, set[str]] = {}
     for name, value, _ in assigned:
         reads.setdefault(name, set()).update(_names_in(value))
-    here = [(name, value) for name, value, each in assigned if _holds(each, source.line)]
+    here = [(name, value) for name, value, each in assigned if holds(each, source.line)]
     if not here:
         return None
     own = (x for x in _reached_from(*here[0], reads) if x in _behind([x], reads))
@@ -81,9 +81,9 @@ def _innermost_loop(scope: ast.AST, line: int) -> ast.For | ast.AsyncFor | ast.W
     todo = list(ast.iter_child_nodes(scope))
     while todo:
         node = todo.pop()
-        if isinstance(node, _SCOPES) or not _holds(node, line):
+        if isinstance(node, _SCOPES) or not holds(node, line):
             continue
-        if isinstance(node, _LOOPS) and _holds_any(node.body, line):
+        if isinstance(node, _LOOPS) and any(holds(each, line) for each in node.body):
             found = node
         todo += ast.iter_child_nodes(node)
     return found
@@ -221,12 +221,3 @@ def _untransposed(node: ast.expr) -> ast.expr:
 def _short(node: ast.expr) -> str:
     text = ast.unparse(node)
     return text if len(text) <= LONGEST else ""
-
-
-def _holds_any(body: Sequence[ast.stmt], line: int) -> bool:
-    return any(_holds(each, line) for each in body)
-
-
-def _holds(node: ast.AST, line: int) -> bool:
-    begin, end = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
-    return begin is not None and end is not None and begin <= line <= end

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from fxguard.records import Source
-from fxguard.source.assigned import function_around, source_of
+from fxguard.source.assigned import function_around, holds, source_of
 from fxguard.source.named import operand_texts, variables_in
 
 __all__ = ["same_operand_at"]
@@ -27,7 +27,7 @@ def same_operand_at(source: Source, name: str) -> list[Source]:
         return []
     (text,) = texts
     statements = sorted(_simple_statements(function_around(source)), key=lambda each: each.lineno)
-    here = next((i for i, each in enumerate(statements) if _holds(each, source.line)), None)
+    here = next((i for i, each in enumerate(statements) if holds(each, source.line)), None)
     if here is None:
         return []
     names = variables_in(text)
@@ -53,10 +53,6 @@ def _simple_statements(function: ast.AST) -> Iterator[ast.stmt]:
             yield node
         else:
             yield from _simple_statements(node)
-
-
-def _holds(statement: ast.stmt, line: int) -> bool:
-    return statement.lineno <= line <= (statement.end_lineno or statement.lineno)
 
 
 def _assigned_in(statement: ast.stmt) -> set[str]:

@@ -29,7 +29,7 @@ def times_in(code: str, name: str) -> int:
     tree = _parsed(code)
     if tree is None or any(isinstance(node, LOOPS) for node in ast.walk(tree)):
         return 0
-    return sum(_is_one(node, name) for node in ast.walk(tree))
+    return _places_in(tree, name)
 
 
 def is_at_one_place(code: str, name: str) -> bool:
@@ -40,7 +40,7 @@ def is_at_one_place(code: str, name: str) -> bool:
         True
     """
     tree = _parsed(code)
-    return tree is not None and sum(_is_one(node, name) for node in ast.walk(tree)) == 1
+    return tree is not None and _places_in(tree, name) == 1
 
 
 def is_chain(code: str, name: str) -> bool:
@@ -64,6 +64,10 @@ def is_chain(code: str, name: str) -> bool:
 def _parsed(code: str) -> ast.Module | None:
     texts = (code, f"{code}\n    pass", code.rstrip(","))
     return next((tree for tree in map(tree_of, texts) if tree is not None), None)
+
+
+def _places_in(tree: ast.Module, name: str) -> int:
+    return sum(_is_one(node, name) for node in ast.walk(tree))
 
 
 def _is_one(node: ast.AST, name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from fxguard.records import Source
-from fxguard.source.assigned import function_around, statement_node
+from fxguard.source.assigned import function_around, holds, statement_node
 
 __all__ = ["is_divided_in_turn"]
 
@@ -21,8 +21,7 @@ def is_divided_in_turn(source: Source) -> bool:
     name = _divided(statement_node(source))
     loops = [each for each in ast.walk(function_around(source)) if isinstance(each, _LOOPS)]
     return bool(name) and any(
-        each.lineno <= source.line <= (each.end_lineno or each.lineno)
-        and sum(_divided(node) == name for node in ast.walk(each)) > 1
+        holds(each, source.line) and sum(_divided(node) == name for node in ast.walk(each)) > 1
         for each in loops
     )
 
