@@ -213,7 +213,7 @@ class LiveTensors:
                     memories[memory] = renamed.get(self._memories[memory], renamed[key])
         self.clear()
         self._known.update(known)
-        self._memories = memories
+        self._memories.update(memories)
 
     def clear(self) -> None:
         """Forget all tensors."""

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import weakref
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -32,10 +32,11 @@ from fxguard.batch.plain_operations import LossBatch, is_plain, observe_plain, r
 from fxguard.batch.tape import Tape
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
+from fxguard.measure import native
 from fxguard.measure.at_hand import range_of
 from fxguard.ranks.pipelines import stage_now
 from fxguard.records import Range, Role, Severity
-from fxguard.source.lines import calling_line
+from fxguard.source.lines import calling_line, is_line_given
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["BACKWARDS", "Loss", "Owner"]
@@ -242,10 +243,28 @@ class Loss:
                 return True
         return False
 
-    @property
-    def followed(self) -> tuple[dict[int, Any], list[Any], frozenset[Any]]:
-        """What :meth:`may_read` looks at, from now on: tensors, weights, and quiet functions."""
-        return self.batch.live.by_id, self.weights.maps, QUIET
+    def followed(self, compiles: Callable[[], object]) -> tuple[Any, ...]:
+        """What operations are followed with in C, from now on, as in Python.
+
+        Args:
+            compiles: gives who compiles what runs now; None for nobody.
+
+        Returns:
+            What :meth:`may_read` looks at: tensors, weights, and quiet functions; and what
+            :func:`observe_plain` does, and asks before.
+        """
+        batch = self.batch
+        asked = batch.live.by_id, self.weights.maps, QUIET
+        if native.bind_losses is None:
+            return asked
+        return *asked, (batch, batch.live, self.tape, self.forward, self._is_in_brief, compiles)
+
+    def _is_in_brief(self) -> bool:
+        """Whether a plain operation may be written down in brief now, and in C."""
+        batch, here = self.batch, active.here
+        is_watched = batch.watchers or batch.arrivals or batch.measuring or batch.details
+        is_inside = here.forward or here.call or is_line_given()
+        return not (is_watched or is_inside or len(batch.values) > self._most_values)
 
     def is_read_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call reads a part of the loss."""

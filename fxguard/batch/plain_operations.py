@@ -2,6 +2,9 @@
 
 Such an operation is written down in brief: what ran, where, and the values that it read and made.
 Its event is made of that when somebody asks for the events of the batch.
+
+Under ``fxguard run`` C does the same (``fxguard/measure/_losses.h``), and calls what is here where
+an operation turns out to be another one.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.events import Event, UncapturedOperation
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.observer import Begun, operation_of, rows_read
-from fxguard.batch.tape import Tape
-from fxguard.batch.tape_graph import filled
-from fxguard.graph.operations import WRITES, has_effects, name_of, read_call
+from fxguard.batch.tape import MADE, Tape
+from fxguard.batch.tape_graph import Made, Noted, filled
+from fxguard.graph.operations import WRITES, has_effects, is_custom, name_of, read_call
+from fxguard.graph.random_state import RandomState
 from fxguard.graph.tables import CASTS, ENTRIES, MOVES, NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.measure import native
 from fxguard.measure.at_hand import name_of_dtype
@@ -45,6 +49,7 @@ _LITERALS = frozenset(
 )
 _OTHERWISE = NOT_OPERATIONS | RUN_FUNCTIONS | ENTRIES
 _MOVES = MOVES | CASTS
+_DRAWS = frozenset({"bernoulli", "multinomial", "poisson"})  # of those that write nothing
 
 
 class _Unread(NamedTuple):
@@ -95,8 +100,7 @@ class Reads:
         return all(tensor._version == versions[key] for key, tensor in self.tensors.items())
 
 
-@dataclass(slots=True, eq=False)
-class _Brief:
+class _Brief(NamedTuple):
     """An operation that has run, with the keys of values in the place of tensors."""
 
     func: Any
@@ -105,7 +109,7 @@ class _Brief:
     module: str
     calls: tuple[str, ...]
     place: Place | None
-    made: Key
+    made: Key | list[tuple[int, Key]]  # of several results, with their places in it
 
     def as_event(self) -> UncapturedOperation:
         """The same as the event of a batch."""
@@ -127,8 +131,11 @@ class _Brief:
             kwargs = {name: stand_in(each) for name, each in self.kwargs.items()}
             call = read_call(self.func, args, kwargs)
             inputs = [(label, keys[id(tensor)]) for label, tensor in rows_read(call)]
-        outputs = [("output", self.made)]
+        outputs = [("output", self.made)] if type(self.made) is Key else self._several()
         return operation_of(self, call, self.place, inputs, outputs)
+
+    def _several(self) -> list[tuple[str, Key]]:
+        return [(f"output[{place}]", key) for place, key in self.made]  # type: ignore[misc]
 
 
 class LossBatch(Batch):
@@ -239,17 +246,14 @@ def observe_plain(
     try:
         result = func(*args, **kwargs)
     except Exception as error:
-        _begun(batch, func, args, kwargs, reads, keys).has_raised(error)
+        _has_raised(forward, tape, func, args, kwargs, reads.versions, keys, error)
         raise
     pair, is_number = None, True
     if type(result) is Tensor and not result.is_inference() and reads.are_as_before():
         is_number = result.is_floating_point() or result.is_complex()
         pair = native.abs_min_max(result) if is_number else None
     if is_number and (pair is None or not math.isfinite(pair[1])):
-        begun = _begun(batch, func, args, kwargs, reads, keys)
-        begun.tape, begun.noted = tape, tape.before(func, args, kwargs, batch.module)
-        begun.noted.versions = reads.versions
-        begun.has_returned(result)
+        _look_closely(forward, tape, func, args, kwargs, reads.versions, keys, result)
         return result
     place = calling_line(1)
     tape.ran(func, args, kwargs, reads.versions, reads.tensors, result, place, batch.module)
@@ -266,12 +270,53 @@ def observe_plain(
     return result
 
 
+def _look_closely(
+    forward: ActiveForward,
+    tape: Tape,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    versions: dict[int, int | None],
+    keys: Mapping[int, Key],
+    result: Any,
+) -> None:
+    """Write an operation down in full that has made something bad, or is not plain after all.
+
+    Args:
+        forward: that of the loss.
+        tape: notes it in case of a bad gradient.
+        func: what ran.
+        args: its arguments.
+        kwargs: likewise.
+        versions: how often each tensor among them had been written, by identity.
+        keys: of the values that it has read, likewise.
+        result: what it returned.
+    """
+    begun = _begun(forward.batch, func, args, kwargs, keys)
+    begun.tape, begun.noted = tape, tape.before(func, args, kwargs, forward.batch.module)
+    begun.noted.versions = versions
+    begun.has_returned(result)
+
+
+def _has_raised(
+    forward: ActiveForward,
+    tape: Tape,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    versions: dict[int, int | None],
+    keys: Mapping[int, Key],
+    error: Exception,
+) -> None:
+    """The same of an operation that has raised."""
+    _begun(forward.batch, func, args, kwargs, keys).has_raised(error)
+
+
 def _begun(
     batch: Batch,
     func: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    reads: Reads,
     keys: Mapping[int, Key],
 ) -> Begun:
     """The same operation, to be written down in full."""
@@ -283,3 +328,23 @@ def _begun(
 def _is_moved(before: Tensor, after: Tensor) -> bool:
     """Whether an operation that may move elements has handed on all of a tensor's, as they were."""
     return before.dtype == after.dtype and (after.numel() > 0 or before.numel() == 0)
+
+
+def _kind_of(func: Any) -> tuple[str, bool, bool] | None:
+    """What C has to know of an operation that it may run.
+
+    Returns:
+        Its name, whether it may move elements, and whether it draws random numbers, which is the
+        only thing that it may do besides reading its arguments. None for all others.
+    """
+    kind = name_of(func)
+    draws = kind in _DRAWS and not is_custom(func)
+    return (kind, kind in _MOVES, draws) if draws or is_plain(func) else None
+
+
+if native.bind_losses is not None:
+    native.bind_losses(
+        *(Key, _Brief, Noted, Made),
+        *(_value, name_of_dtype, _kind_of, is_any_autocast_on, _look_closely, _has_raised),
+        *(RandomState.now, _UNREAD, _LITERALS, WRITES, MADE),
+    )

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.batch.autograd_nodes import function_of, metadata_of
 from fxguard.batch.events import EXCHANGED, GraphRun
-from fxguard.batch.tape_graph import Given, Made, Noted, Ref, filled, graph_of, replaced
+from fxguard.batch.tape_graph import Given, Made, Noted, filled, graph_of, replaced
 from fxguard.errors import FxguardError
 from fxguard.graph.collectives import none_issued, waits
 from fxguard.graph.exchanges import exchange_of
@@ -36,13 +36,14 @@ from fxguard.plan.reader import make_plan
 from fxguard.records import Role
 from fxguard.source.lines import Place
 
-__all__ = ["Tape"]
+__all__ = ["MADE", "Tape"]
 
 MOST_COPIED = 2**20  # elements of a tensor that is about to be written
 MADE = "fxguard.made"  # key in the metadata of autograd nodes: the tape and what was made there
 
-# A live tensor, its version, and what it holds up to that version.
-_Known = tuple[weakref.ref[Tensor], int | None, Callable[[], Given | Made | None]]
+# A live tensor, its version, and what it holds up to that version. What is given holds the tensor,
+# so it belongs to those who read it.
+_Known = tuple[weakref.ref[Tensor], int | None, Made | weakref.ref[Given]]
 
 
 class Tape:
@@ -81,15 +82,19 @@ class Tape:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str = ""
     ) -> Noted:
         """Called when an operation is about to run in a module."""
-        if self._restore_settings is None:
-            self._restore_settings = settings_now()
-        call = Noted(func, args, kwargs, self._restore_settings, module, torch.is_grad_enabled())
+        call = Noted(func, args, kwargs, self.settings(), module, torch.is_grad_enabled())
         if name_of(func) in RANDOM:
             call.random_state = RandomState.now((args, kwargs))
         call.versions = {id(x): version_of(x) for x in _tensors((args, kwargs))}
         if args and has_effects(func) and self._is_lost_by(call, args[0]):
             call.overwrites = args[0], args[0].detach().clone()
         return call
+
+    def settings(self) -> Callable[[], None]:
+        """A function that restores torch's settings of now."""
+        if self._restore_settings is None:
+            self._restore_settings = settings_now()
+        return self._restore_settings
 
     def _is_lost_by(self, call: Noted, target: Any) -> bool:
         """Whether numbers that nothing on the tape has made give way to some with a gradient."""
@@ -118,15 +123,15 @@ class Tape:
         if not all(self._is_known(x, call, before) for x in written):
             # It has written what was given. What that holds now is given anew.
             for tensor in read:
-                self._note_leaf(tensor, call)
+                self._note_leaf(tensor, call.func, (call.args, call.kwargs))
             return
-        values = list[Given | Made]()
+        values, given = list[Given | Made](), (call.args, call.kwargs)
 
-        def ref_to(tensor: Tensor) -> Ref:
-            values.append(self._value_in(call, tensor))
-            return Ref(values[-1])
+        def value_in(tensor: Tensor) -> Given | Made:
+            values.append(self._value_in(call.func, given, tensor, call.versions[id(tensor)]))
+            return values[-1]
 
-        call.args, call.kwargs = replaced((call.args, call.kwargs), ref_to)
+        call.args, call.kwargs = replaced(given, value_in)
         call.read = tuple(values)
         call.order = self._next()
         for tensor in written:
@@ -177,17 +182,13 @@ class Tape:
             belongs = belongs or type(value) is Made or tensor.requires_grad
         if not belongs:
             return
-        if self._restore_settings is None:
-            self._restore_settings = settings_now()
-        call = Noted(func, args, kwargs, self._restore_settings, module, torch.is_grad_enabled())
-        call.versions = versions
         for key, tensor in read.items():
-            value = held[key]
-            if value is None or function_of(tensor.grad_fn) is not None:
-                held[key] = self._value_in(call, tensor)
-        refs = {key: Ref(value) for key, value in held.items() if value is not None}
-        call.args, call.kwargs = filled(args, refs), filled(kwargs, refs) if kwargs else {}
-        call.read = tuple([ref.value for ref in refs.values()])
+            if held[key] is None or function_of(tensor.grad_fn) is not None:
+                held[key] = self.given_to(func, args, kwargs, tensor, versions[key])
+        values = {key: value for key, value in held.items() if value is not None}
+        given = filled(args, values), filled(kwargs, values) if kwargs else {}
+        call = Noted(func, *given, self.settings(), module, torch.is_grad_enabled())
+        call.read = tuple(values.values())
         call.order = self._next()
         self._has_made(call, (), result)
         self._has_run(call, place)
@@ -209,7 +210,7 @@ class Tape:
         """What these tensors held is gone: other ranks have written them."""
         memories = {memory_of(x) for x in tensors} - {None}
         for identity, (reference, _, value) in list(self._known.items() if memories else ()):
-            holder, given = reference(), value()
+            holder, given = reference(), _in_place(value)
             if isinstance(given, Given) and memory_of(holder) in memories:
                 given.version = EXCHANGED
                 del self._known[identity]
@@ -222,9 +223,20 @@ class Tape:
 
         return belongs
 
-    def _value_in(self, call: Noted, tensor: Tensor) -> Given | Made:
-        """What a tensor holds that a call reads."""
-        before = call.versions[id(tensor)]
+    def given_to(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensor: Tensor,
+        before: int | None,
+    ) -> Given | Made:
+        """What a tensor holds that an operation has read, at that version."""
+        return self._value_in(func, (args, kwargs), tensor, before)
+
+    def _value_in(
+        self, func: Any, given: tuple[Any, Any], tensor: Tensor, before: int | None
+    ) -> Given | Made:
         value = self._held(tensor, before)
         by_function = function_of(tensor.grad_fn) is not None
         if isinstance(value, Made) and by_function:
@@ -234,19 +246,19 @@ class Tape:
             self._remember(tensor, value)
             if by_function:
                 self._by_functions.add(value)
-            self._note_leaf(tensor, call)
+            self._note_leaf(tensor, func, given)
         return value
 
-    def _note_leaf(self, tensor: Tensor, call: Noted) -> None:
+    def _note_leaf(self, tensor: Tensor, func: Any, given: tuple[Any, Any]) -> None:
         """Note that an operation has read a leaf of autograd, if it has."""
         if tensor.requires_grad and tensor.is_leaf:
-            self._leaves[id(tensor)] = weakref.ref(tensor), self._name_of(tensor, call)
+            self._leaves[id(tensor)] = weakref.ref(tensor), self._name_of(tensor, func, given)
 
     def _rewrite(self, tensor: Tensor, call: Noted) -> None:
         """Note that a call wrote a tensor, and with it all that share its memory."""
         before, memory, now = call.versions[id(tensor)], memory_of(tensor), version_of(tensor)
         for reference, version, value in list(self._known.values()):
-            holder, old = reference(), value()
+            holder, old = reference(), _in_place(value)
             if holder is None or old is None or version != before or version_of(holder) != now:
                 continue
             if holder is tensor or (memory is not None and memory_of(holder) == memory):
@@ -259,7 +271,7 @@ class Tape:
         known = self._known.get(id(tensor))
         if known is None or known[0]() is not tensor or known[1] != version:
             return None
-        return known[2]()
+        return _in_place(known[2])
 
     def _remember(self, tensor: Tensor, value: Given | Made, version: int | None = None) -> None:
         """Note what a tensor holds from now on, or held at a version, as long as it is alive."""
@@ -270,8 +282,7 @@ class Tape:
             if (tape := me()) is not None:
                 tape._known.pop(identity, None)
 
-        # What is given holds the tensor, so it belongs to those who read it.
-        held = weakref.ref(value) if isinstance(value, Given) else lambda: value
+        held = weakref.ref(value) if isinstance(value, Given) else value
         self._known[identity] = weakref.ref(tensor, gone), version, held
         if not tensor.requires_grad:
             self._without_gradient.append(identity)
@@ -280,14 +291,13 @@ class Tape:
         self._count += 1
         return self._count
 
-    def _name_of(self, tensor: Tensor, call: Noted) -> str:
+    def _name_of(self, tensor: Tensor, func: Any, given: tuple[Any, Any]) -> str:
         """``weight fc.weight``, ``input[1] of mul``."""
         if id(tensor) in self.names:
             role, name = self.names[id(tensor)]
             return f"{role.value} {name}"
-        read = _tensors((call.args, call.kwargs))
-        position = next(i for i, each in enumerate(read) if each is tensor)
-        return f"input[{position}] of {name_of(call.func)}"
+        position = next(i for i, each in enumerate(_tensors(given)) if each is tensor)
+        return f"input[{position}] of {name_of(func)}"
 
     def new_leaves(self) -> list[tuple[Tensor, str]]:
         """The autograd leaves that operations have read since the last call, with names."""
@@ -361,6 +371,11 @@ class Tape:
         statistics = torch.empty((0, 2))
         event = GraphRun(plan, graph_module, statistics, tuple(inputs), random_state, ("", ""), ())
         return event, restore_settings
+
+
+def _in_place(held: Made | weakref.ref[Given]) -> Given | Made | None:
+    """What is known of a tensor."""
+    return held if isinstance(held, Made) else held()
 
 
 def _leading_to(values: Iterable[Made]) -> list[Noted]:

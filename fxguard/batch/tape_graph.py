@@ -15,7 +15,7 @@ from fxguard.records import Source
 from fxguard.source.lines import Place, source_at
 from fxguard.torch_names import set_grad_enabled
 
-__all__ = ["Given", "Made", "Noted", "Ref", "filled", "graph_of", "replaced"]
+__all__ = ["Given", "Made", "Noted", "filled", "graph_of", "replaced"]
 
 NESTED = (tuple, list)
 
@@ -38,16 +38,9 @@ class Made:
     before: Given | Made | None = None  # what it held before the call wrote it
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A tensor among the arguments of a call."""
-
-    value: Given | Made
-
-
 @dataclass(slots=True)
 class Noted:
-    """One operation that is about to run, or has run."""
+    """One operation that is about to run, or has run; then it has values in place of tensors."""
 
     func: Any
     args: tuple[Any, ...]
@@ -92,7 +85,7 @@ def graph_of(
         if call.with_grad != with_grad:
             with_grad = call.with_grad
             graph.call_function(set_grad_enabled, (with_grad,))
-        args, kwargs = replaced((call.args, call.kwargs), lambda ref: nodes[ref.value.number])
+        args, kwargs = replaced((call.args, call.kwargs), lambda value: nodes[value.number])
         if getattr(call.func, "__name__", "") == "__get__":  # of an attribute
             node = graph.call_function(getattr, (args[0], call.func.__self__.__name__))
         else:
@@ -117,8 +110,8 @@ def graph_of(
 
 
 def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
-    """The same arguments with each tensor, or reference to one, replaced."""
-    if isinstance(value, (Tensor, Ref)):
+    """The same arguments with each tensor, or what one held, replaced."""
+    if isinstance(value, (Tensor, Given, Made)):
         return replace(value)
     if isinstance(value, (tuple, list)):
         items = [replaced(item, replace) for item in value]

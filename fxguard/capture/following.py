@@ -104,7 +104,9 @@ class Following(Observer):
         """Say which calls may belong to the loss: after a backward, any may."""
         loss = self.loss
         operations.is_direct = loss is None
-        operations.followed = None if loss is None or loss.has_ended else loss.followed
+        operations.followed = None
+        if loss is not None and not loss.has_ended:
+            operations.followed = loss.followed(dynamo.eval_frame_callback)
 
     def _let_look(self) -> None:
         """Put what looks beside losses in the place of the method below, or take it away."""

@@ -798,6 +798,7 @@ static PyMethodDef METHODS[] = {
     {"state_of", state_of, METH_O, state_of_doc},
     {"any_filled", any_filled, METH_VARARGS, any_filled_doc},
     {"all_hooked", all_hooked, METH_VARARGS, all_hooked_doc},
+    {"bind_losses", bind_losses, METH_VARARGS, bind_losses_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -131,14 +131,17 @@ static PyType_Spec RECORD_SPEC = {
 
 /* The records of live tensors, and what runs each operation. */
 
-enum { KINDS_OF_CODE = 256, CODE_OF_SCRIPT = 0, CODE_INNER = 1, CODE_OF_GRAPH = 2 };
+enum { KINDS_OF_CODE = 256 };
+enum { CODE_OF_SCRIPT = 0, CODE_INNER = 1, CODE_OF_GRAPH = 2, CODE_OF_SCALER = 3 };
 
 typedef struct {
     PyObject_HEAD
     PyObject *hooks;                       /* what Python does with operations */
     PyObject *mode;                        /* whose __torch_function__ it is; NULL for nobody's */
-    PyObject *followed; /* what belongs to a loss: its tensors, its weights, and functions that
-                         * read no number; NULL where Python has to be asked */
+    PyObject *followed; /* what belongs to a loss: its tensors, its weights, functions that read no
+                         * number, and, for _losses.h, its batch, that batch's live tensors, its
+                         * tape, its forward, and two that say whether to run in brief; NULL where
+                         * Python has to be asked */
     PyObject *plain_types, *apart, *views; /* sets: of types, of functions, of functions */
     PyObject *unknown;                     /* in the place of a tensor without a record */
     PyObject *setitem, *tolist;
@@ -158,7 +161,8 @@ typedef struct {
 /* Names of attributes. */
 static PyObject *f_back, *f_lasti, *is_inference, *is_floating_point, *is_complex, *grad_fn,
     *metadata, *name_kind, *name_turned, *name_other, *name_apart, *name_inside, *name_raised,
-    *name_objected, *name_otherwise, *name_pair, *name_waits, *name_name, *name_get, *name_set;
+    *name_objected, *name_otherwise, *name_pair, *name_waits, *name_name, *name_get, *name_set,
+    *name_file;
 
 static long version_of_tensor(PyObject *tensor) {
     PyObject *found = PyObject_GetAttr(tensor, version);
@@ -267,7 +271,7 @@ static PyObject *without_records(Operations *all, PyObject *value) {
     return items;
 }
 
-/* Whether code is the script's, a library's, or a graph's. -1 where an error came instead. */
+/* Whether code is the script's, a library's, a graph's, or a GradScaler's. -1 where an error came instead. */
 static int kind_of_code(Operations *all, PyObject *code) {
     const size_t at = ((uintptr_t)code >> 4) % KINDS_OF_CODE;
     if (all->codes[at] == code)
@@ -305,9 +309,10 @@ static int find_caller(Operations *all, PyObject **code, long *last) {
             return -1;
         }
         Py_DECREF(own);
-        PyObject *back = kind == CODE_INNER ? PyObject_GetAttr(frame, f_back) : NULL;
+        const int is_inner = kind == CODE_INNER || kind == CODE_OF_SCALER;
+        PyObject *back = is_inner ? PyObject_GetAttr(frame, f_back) : NULL;
         Py_DECREF(frame);
-        if (kind != CODE_INNER)
+        if (!is_inner)
             return kind < 0 ? -1 : 0;
         frame = back;
         if (back == NULL)
@@ -803,6 +808,8 @@ static PyObject *ask_python(Operations *all, PyObject *given, PyObject *names) {
     return found;
 }
 
+#include "_losses.h"
+
 /* As a `__torch_function__`. */
 static PyObject *operations_call(PyObject *self, PyObject *given, PyObject *names) {
     Operations *all = (Operations *)self;
@@ -813,12 +820,20 @@ static PyObject *operations_call(PyObject *self, PyObject *given, PyObject *name
     if (!PyArg_ParseTuple(given, "OOO!|O", &func, &types, &PyTuple_Type, &args, &kwargs) ||
         as_names(&kwargs) != 0)
         return NULL;
+    PyObject *result = NULL;
+    int is_run = 0;
     if (!all->is_direct) {
         const int may = may_read(all, func, args, kwargs);
-        if (may != 0)
-            return may < 0 ? NULL : ask_python(all, given, names);
+        if (may < 0)
+            return NULL;
+        if (may) {
+            is_run = run_in_brief(all, func, args, kwargs, &result);
+            if (is_run == OTHERWISE)
+                return ask_python(all, given, names);
+        }
     }
-    PyObject *result = run_operation(all, func, args, kwargs);
+    if (!is_run)
+        result = run_operation(all, func, args, kwargs);
     if (result == NULL)
         tell(all, name_raised, func, args, kwargs == NULL ? Py_None : kwargs);
     return result;
@@ -965,11 +980,12 @@ static int set_followed(PyObject *self, PyObject *value, void *closure) {
         Py_CLEAR(((Operations *)self)->followed);
         return 0;
     }
-    PyObject *known, *weights, *quiet;
+    PyObject *known, *weights, *quiet, *parts = NULL;
     if (!PyTuple_CheckExact(value) ||
-        !PyArg_ParseTuple(value, "O!O!O!", &PyDict_Type, &known, &PyList_Type, &weights,
-                          &PyFrozenSet_Type, &quiet)) {
-        PyErr_SetString(PyExc_TypeError, "tensors, weights and functions of a loss");
+        !PyArg_ParseTuple(value, "O!O!O!|O!", &PyDict_Type, &known, &PyList_Type, &weights,
+                          &PyFrozenSet_Type, &quiet, &PyTuple_Type, &parts) ||
+        (parts != NULL && PyTuple_Size(parts) != 6)) {
+        PyErr_SetString(PyExc_TypeError, "tensors, weights, functions and parts of a loss");
         return -1;
     }
     Operations *all = (Operations *)self;
@@ -1031,6 +1047,7 @@ static int add_operations(PyObject *module) {
         {&name_inside, "inside"}, {&name_objected, "objected"}, {&name_otherwise, "otherwise"},
         {&name_pair, "pair_of"},  {&name_waits, "waits"},       {&name_of_pair, "pair"},
         {&name_name, "__name__"}, {&name_get, "__get__"},       {&name_set, "__set__"},
+        {&name_file, "co_filename"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         *names[i].at = PyUnicode_InternFromString(names[i].name);

@@ -26,6 +26,7 @@ __all__ = [
     "all_hooked",
     "any_filled",
     "below",
+    "bind_losses",
     "is_built",
     "is_dense",
     "is_observed",
@@ -189,5 +190,9 @@ Operations: Any = getattr(_functions, "Operations", None)
 if not hasattr(Operations, "followed"):  # built before
     Operations = None
 Record: Any = getattr(_functions, "Record", None)
+
+# Takes what plain operations of losses are written down with
+# (:mod:`fxguard.batch.plain_operations`). None where the extension lacks it.
+bind_losses: Callable[..., None] | None = getattr(_functions, "bind_losses", None)
 
 is_built = _functions is not _NotBuilt

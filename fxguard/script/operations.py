@@ -15,6 +15,7 @@ from types import CodeType, EllipsisType, FrameType, NoneType
 from typing import Any, Protocol
 
 import torch
+import torch.amp.grad_scaler
 from torch import Tensor
 
 from fxguard.batch.loss import BACKWARDS, VIEWS
@@ -58,7 +59,7 @@ PLAIN = frozenset(
 )
 NESTED = (tuple, list)
 GRAPH = "<eval_with_key>"  # how the files of captured graphs are called
-OF_SCRIPT, INNER, OF_GRAPH = range(3)  # kinds of code
+OF_SCRIPT, INNER, OF_GRAPH, OF_SCALER = range(4)  # kinds of code
 GETTER = type(Tensor.grad.__get__)  # type: ignore[union-attr]
 PAIRS_IN_C = native.is_built
 NO_VERSION = -1  # of a tensor whose writes nobody counts
@@ -101,8 +102,8 @@ class Operations(Protocol):
         has_bad: whether something was bad.
         awaits: whether a device has yet to tell numbers.
         is_direct: whether what is called belongs to no loss.
-        followed: of a loss: its tensors and its weights, by identity, and functions that read no
-            number, so that C need not ask of each call; None: ask.
+        followed: of a loss, what `Loss.followed` gives and who compiles what runs, so that C need
+            not ask of each call; None: ask.
         count: of the operations that were noted.
         unread: of those whose numbers cannot be read, such as those of sparse tensors.
     """
@@ -111,7 +112,7 @@ class Operations(Protocol):
     has_bad: bool
     awaits: bool
     is_direct: bool
-    followed: tuple[dict[int, Any], list[Any], frozenset[Any]] | None
+    followed: tuple[Any, ...] | None
     __self__: Any  # the mode: torch wants a method of it
 
     @property
@@ -139,7 +140,7 @@ class Hooks(Protocol):
     """What is called of an operation that has run."""
 
     def kind_of(self, code: CodeType) -> int:
-        """Whose code it is: ``OF_SCRIPT``, ``INNER``, ``OF_GRAPH``."""
+        """Whose code it is: ``OF_SCRIPT``, ``INNER``, ``OF_GRAPH``, ``OF_SCALER``."""
 
     def pair_of(self, tensor: Tensor) -> tuple[float, float] | HasPair | None:
         """The smallest and the largest magnitude of a tensor that C does not read."""
@@ -223,7 +224,7 @@ class PlainOperations:
     def __init__(self, hooks: Hooks, leaves: Leaves) -> None:
         self._hooks, self._leaves = hooks, leaves
         self.pauses = self.has_bad = self.awaits = self.is_direct = False
-        self.followed: tuple[dict[int, Any], list[Any], frozenset[Any]] | None = None
+        self.followed: tuple[Any, ...] | None = None
         self.__self__: Any = None
         self.count = self.unread = 0
         self._known: dict[int, PlainRecord] = {}  # by id of the tensor
@@ -307,7 +308,7 @@ class PlainOperations:
             return  # such as a gradient
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and (kind := self._kind_of(frame.f_code)) != OF_SCRIPT:
-            frame = frame.f_back if kind == INNER else None
+            frame = None if kind == OF_GRAPH else frame.f_back
         if frame is None:
             return
         needs = result.requires_grad
@@ -387,10 +388,12 @@ def operations_with(hooks: Hooks, leaves: Leaves) -> Operations:
 
 
 def kind_of_code(code: CodeType) -> int:
-    """Whether code is the script's, a library's, or that of a graph."""
+    """Whether code is the script's, a library's, that of a graph, or of a GradScaler."""
     file = code.co_filename
     if not is_internal(file):
         return OF_SCRIPT
+    if file == torch.amp.grad_scaler.__file__:
+        return OF_SCALER
     return OF_GRAPH if file.startswith(GRAPH) else INNER
 
 

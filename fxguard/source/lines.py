@@ -24,6 +24,7 @@ __all__ = [
     "as_if_called_at",
     "calling_line",
     "is_internal",
+    "is_line_given",
     "lines_of_trace",
     "source_at",
     "source_of_caller",
@@ -88,6 +89,11 @@ class _Instead(threading.local):
 
 
 _instead = _Instead()
+
+
+def is_line_given() -> bool:
+    """Whether :func:`calling_line` gives a line that has run before."""
+    return _instead.place is not None
 
 
 @contextlib.contextmanager

@@ -345,7 +345,7 @@ def test_c_asks_python_of_what_may_belong_to_a_loss(form: str) -> None:
     loss.weights.maps.append({id(weight): (Role.WEIGHT, "w")})  # type: ignore[arg-type]
     other = torch.zeros(2)
     mode = Mode(Asks())
-    mode.all.is_direct, mode.all.followed = False, loss.followed
+    mode.all.is_direct, mode.all.followed = False, loss.followed(lambda: "a compiler")
     said: list[Any] = []
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         *((torch.add, (other, 1), {}), (torch.add, (known, 1), {})),
