@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fxguard.advice.causes import cause_of, is_lost, lost_eps
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
-from fxguard.graph.poles import LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
+from fxguard.graph.poles import ATTENTION, LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
 from fxguard.graph.tables import CASTS, ENTRIES, LOSSES, UNINITIALISED
 
 __all__ = ["DIMS_OF_HEADS", "gradient_text", "operands_text"]
@@ -90,6 +90,8 @@ def _expression(evidence: Evidence) -> str:
         return evidence.alignment or "a target has no alignment with its input"
     if evidence.kind in UNINITIALISED:
         return f"{name}: whatever the memory held"
+    if name == ATTENTION and evidence.masked_row:
+        return "no key is left to its query"
     if name in LOSSES_OF_TARGETS and cause_of(evidence) == "empty":
         return f"{name} without a valid target"
     law = LAWS.get(name)

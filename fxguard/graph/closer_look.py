@@ -14,10 +14,11 @@ from fxguard import trees
 from fxguard.forgiving import or_else, theirs
 from fxguard.graph import tables
 from fxguard.graph.alignment import no_alignment
+from fxguard.graph.attention_masks import hide_a_row
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
-from fxguard.graph.poles import PRODUCTS, plain
+from fxguard.graph.poles import ATTENTION, PRODUCTS, plain
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import dtype_of
@@ -80,7 +81,7 @@ def evidence_of(
         needed=None if same is None or not is_float(same) else _needed(same),
         share=len(found),
         shared=_shared(found, made),
-        masked_row=reads_masked_row(args, kwargs),
+        masked_row=_reads_masked_row(call, args, kwargs),
         alignment=_alignment(call, args, kwargs),
         not_judged=not_judged,
     )
@@ -315,14 +316,16 @@ def _number(element: Tensor) -> float:
     return float(element.detach().abs() if element.is_complex() else element.detach())
 
 
-def reads_masked_row(args: Any, kwargs: Any) -> bool:
-    """Whether a floating-point operand holds a row of nothing but -inf.
+def _reads_masked_row(call: Call, args: Any, kwargs: Any) -> bool:
+    """Whether a floating-point operand holds a row of nothing but -inf, or masks make one of it.
 
     The row is along ``dim`` if the operation was given one, else along the last dimension.
     """
     given = kwargs.get("dim", args[1] if len(args) > 1 else None)
     dim = given if isinstance(given, int) and not isinstance(given, bool) else -1
     try:
+        if plain(call.kind) == ATTENTION and hide_a_row(args, kwargs):
+            return True
         return any(_has_masked_row(value, dim) for value in trees.tree_leaves((args, kwargs)))
     except theirs():  # a subclass or a layout that supports few operations
         return False

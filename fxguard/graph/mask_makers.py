@@ -14,7 +14,7 @@ from fxguard.graph.tables import ADDITIONS, CASTS, LIMITERS, MOVES, SELECTS
 from fxguard.records import Role, Source
 from fxguard.source.lines import source_of_trace
 
-__all__ = ["MaskMade", "masks_behind"]
+__all__ = ["FILLED", "WRITTEN", "Mask", "MaskMade", "masks_behind"]
 
 MOST_NODES = 64  # that are looked at
 GIVEN = {  # parameters that are masks, and the position of one that is given without its name
@@ -36,7 +36,16 @@ class MaskMade:
     argument: str = ""  # the user's name, "pad_mask"
 
 
-def masks_behind(node: Node, module: GraphModule) -> list[MaskMade]:
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask in a graph."""
+
+    made: MaskMade
+    node: Node  # its value
+    applied: Node  # the operation that hides elements by it
+
+
+def masks_behind(node: Node, module: GraphModule) -> list[Mask]:
     """The masks that hide elements of what an operation reads, the last first.
 
     Args:
@@ -44,12 +53,12 @@ def masks_behind(node: Node, module: GraphModule) -> list[MaskMade]:
         module: its graph.
     """
     finder = _Finder(module)
-    found = [
-        made
-        for user, mask in finder.masks(node)
-        if (made := finder.made(mask, source_of_trace(user.meta.get("stack_trace")))) is not None
-    ]
-    return list(dict.fromkeys(found))
+    found: dict[MaskMade, Mask] = {}
+    for applied, mask in finder.masks(node):
+        made = finder.made(mask, source_of_trace(applied.meta.get("stack_trace")))
+        if made is not None:
+            found.setdefault(made, Mask(made, mask, applied))
+    return list(found.values())
 
 
 class _Finder:

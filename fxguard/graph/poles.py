@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "ATTENTION",
     "DEFAULT_EPS",
     "LAWS",
     "LOSSES_OF_TARGETS",
@@ -174,6 +175,7 @@ PRODUCTS = frozenset(
 )
 
 # A row in which every element is -inf leaves no number.
+ATTENTION = "multi_head_attention_forward"  # which reads its masks itself
 SOFTMAXES = frozenset(
     """
     gumbel_softmax log_softmax logcumsumexp logsumexp multi_head_attention

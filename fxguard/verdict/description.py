@@ -40,6 +40,7 @@ from fxguard.passes.unmark import without_marks
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.records import Range, Role, Row, Severity, Source
+from fxguard.rerun.hiding_masks import hidden_by
 from fxguard.source.assigned import assignments_of, converted_by, in_words
 from fxguard.source.call_site import variable_given
 from fxguard.source.lines import source_at, source_of_caller
@@ -186,7 +187,12 @@ class Description:
             shown = [case.around.step.source, *(source for _, source in case.assignments)]
             return masks_of_text([source for source in shown if source is not None])
         forward = None if self.view.model is None else type(self.view.model).forward
-        return masks_of_graph(masks_behind(*found), forward)
+        masks, evidence = masks_behind(*found), self.opinion.evidence(blame)
+        run = self.judgment.batch.run_of(self.flow.keys[blame.value])
+        by = None
+        if masks and evidence is not None and run is not None:
+            by = or_else(None, hidden_by, run, found[0], masks, evidence.index)
+        return masks_of_graph(masks, by, forward)
 
     def is_of_heads(self, blame: Blame) -> bool:
         """Whether dimension 1 of the bad tensor are the heads of an attention."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fxguard.graph.mask_makers import MaskMade
+from fxguard.graph.mask_makers import Mask, MaskMade
 from fxguard.records import Source
+from fxguard.rerun.hiding_masks import HiddenBy
 from fxguard.source.assigned import assignments_of, in_words, statement_node, target_of
 from fxguard.source.call_site import variable_given
 from fxguard.source.lines import source_of_caller
@@ -17,14 +18,20 @@ __all__ = ["masks_of_graph", "masks_of_text"]
 MOST_MASKS = 2
 
 
-def masks_of_graph(found: Sequence[MaskMade], forward: Callable[..., Any] | None) -> str:
+def masks_of_graph(
+    found: Sequence[Mask], by: HiddenBy | None, forward: Callable[..., Any] | None
+) -> str:
     """``its mask `pad` comes from net.py:9: pad = tokens == 0``; "" if nothing is known.
 
     Args:
         found: the masks of the row.
+        by: which of them hide it; None if that is not known.
         forward: of the model, which a script calls on the line that runs; None if there is none.
     """
-    return _joined(_made(each, forward) for each in found)
+    alone = () if by is None else by.alone
+    return _joined(
+        (_made(each.made, forward) for each in alone or found), by, is_apart=len(alone) < len(found)
+    )
 
 
 def masks_of_text(shown: Sequence[Source]) -> str:
@@ -58,8 +65,30 @@ def _made(mask: MaskMade, forward: Callable[..., Any] | None) -> str:
     return in_words(made) if made else f"`{mask.argument}` is an argument of the model"
 
 
-def _joined(told: Iterable[str]) -> str:
+def _joined(told: Iterable[str], by: HiddenBy | None = None, *, is_apart: bool = False) -> str:
+    """The masks in words.
+
+    Args:
+        told: where each comes from.
+        by: which of them hide the row.
+        is_apart: whether there are masks that do not hide it by themselves.
+    """
     found = list(dict.fromkeys(filter(None, told)))[:MOST_MASKS]
     if not found:
         return ""
-    return f"its {'mask' if len(found) == 1 else 'masks'} {', and '.join(found)}"
+    row = (by and by.keys) or "the row"
+    if len(found) == 1:
+        mask, made = _parted(found[0])
+        is_told = by is not None and bool(by.alone) and (is_apart or bool(by.keys))
+        what = f", which {'alone ' if is_apart else ''}hides {row}," if is_told else ""
+        return f"its mask{mask}{what} {made}"
+    how = ""
+    if by is not None:
+        how = f", each of which hides {row}" if by.alone else f", which hide {row} only together"
+    return f"its masks{how}: {', and '.join(found)}"
+
+
+def _parted(told: str) -> tuple[str, str]:
+    """`` `pad` `` and ``comes from …``."""
+    name, _, made = told.partition("` ") if told.startswith("`") else ("", "", told)
+    return (f" {name}`", made) if name else ("", made)

@@ -110,7 +110,8 @@ class ReportOf:
                 flow.show_step(blame.step)
         describe = Description(judgment, opinion, self.view)
         # Without all operations nobody knows what reached no output.
-        absorbed = tuple(map(describe.noted, verdict.absorbed)) if batch.holds_all else ()
+        noted = _apart_from(verdict.origins, verdict.absorbed) if batch.holds_all else ()
+        absorbed = tuple(map(describe.noted, noted))
         known = {flow.place[key] for key in batch.judged_before}
         accused = [
             blame
@@ -147,6 +148,12 @@ class ReportOf:
         )
         report = with_additions(report, first_origin, self.additions)
         return Finished(batch, flow, report, absorbed)
+
+
+def _apart_from(origins: Sequence[Blame], absorbed: Sequence[Blame]) -> Iterator[Blame]:
+    """What reached no output, without other results of operations that are blamed anyway."""
+    told = {blame.step for blame in origins if blame.step is not None}
+    return (blame for blame in absorbed if blame.step not in told)
 
 
 def last_frames(

@@ -94,7 +94,7 @@ MADE = {
             f"{LENGTHS}; mask = torch.arange(3) >= n[:, None]; {CALL}",
             layer="nn.MultiheadAttention(8, 2, batch_first=True)",
         ),
-        "its mask `mask` comes from script.py:14: mask = torch.arange(3) >= n[:, None]",
+        "its mask `mask`, which hides all 3 keys of sample 1, comes from script.py:14: mask = ",
     ),
     "of a graph": (
         model(
@@ -118,8 +118,88 @@ MADE = {
             "scores = scores.masked_fill(m[:, None], -torch.inf); return scores.softmax(-1)",
             f"{LENGTHS}; mask = torch.arange(3) >= n[:, None]; {CALL}",
         ),
-        "its masks `mask` comes from script.py:17: mask = torch.arange(3) >= n[:, None], and "
-        "`early` comes from script.py:10",
+        "its mask `mask`, which alone hides the row, comes from script.py:17: mask = torch.arange",
+    ),
+}
+
+PAIR = "its masks, which hide the row only together: "
+EACH = "its masks, each of which hides the row: "
+LOWER = "early = torch.ones(3, 3).triu(1) > 0"
+# The first position is padding, so that the first query has no key that is not later.
+FRONT = f"n = torch.tensor([0, 1]); mask = torch.arange(3) < n[:, None]; {CALL}"
+KEYS = "net(torch.randn(2, 3, 8), mask)[0].sum().backward()"
+LAYER = "nn.MultiheadAttention(8, 2, batch_first=True)"
+
+# Which of several masks hides it.
+WHICH = {
+    "both together": (
+        model(
+            f"{LOWER}; {ATTENTION}; scores = scores.masked_fill(early, -torch.inf); "
+            "scores = scores.masked_fill(m[:, None], -torch.inf); return scores.softmax(-1)",
+            FRONT,
+        ),
+        PAIR + "`mask` comes from script.py:17: mask",
+    ),
+    "each of them": (
+        model(
+            f"{ATTENTION}; scores = scores.masked_fill(m[:, None], -torch.inf); "
+            "also = m * 1 > 0; "
+            "scores = scores.masked_fill(also[:, None], -torch.inf); return scores.softmax(-1)",
+            f"{LENGTHS}; mask = torch.arange(3) >= n[:, None]; {CALL}",
+        ),
+        EACH + "`also` comes from script.py:12: also = m * 1 > 0, and `mask` comes from",
+    ),
+    "numbers that are added, and a view": (
+        model(
+            f"{LOWER}; bias = torch.zeros(3, 3).masked_fill(early, -torch.inf); {ATTENTION}; "
+            "scores = (scores + bias[None]) / 2.0; "
+            "scores = torch.where(m[:, None], torch.tensor(-torch.inf), scores); "
+            "return scores.view(6, 3).softmax(-1).view(2, 3, 3)",
+            FRONT,
+        ),
+        PAIR + "`mask` comes from script.py:18: mask",
+    ),
+    "a transposition": (
+        model(
+            f"{LOWER}; {ATTENTION}; scores = scores.masked_fill(early.t(), -torch.inf); "
+            "scores = scores.transpose(1, 2).masked_fill(m[:, None], -torch.inf); "
+            "return scores.softmax(-1)",
+            FRONT,
+        ),
+        PAIR + "`mask` comes from script.py:17: mask",
+    ),
+    "what is kept, in place": (
+        model(
+            f"{LOWER}; {ATTENTION}; scores.masked_fill_(early, -torch.inf); "
+            "keep = (~m)[:, None].expand(2, 3, 3); scores[~keep] = -torch.inf; "
+            "return scores.softmax(-1)",
+            f"{LENGTHS}; mask = torch.arange(3) >= n[:, None]; {CALL}",
+        ),
+        "its mask `mask`, which alone hides the row, comes from",
+    ),
+    "of keys": (
+        model(
+            f"{LOWER}; return self.l(x, x, x, key_padding_mask=m, attn_mask=early)",
+            f"{LENGTHS}; mask = torch.arange(3) >= n[:, None]; {KEYS}",
+            layer=LAYER,
+        ),
+        "its mask `mask`, which alone hides all 3 keys of sample 1, comes from script.py:14",
+    ),
+    "of keys, both together": (
+        model(
+            f"{LOWER}; return self.l(x, x, x, key_padding_mask=m, attn_mask=early)",
+            FRONT.replace(CALL, KEYS),
+            layer=LAYER,
+        ),
+        "its masks, which hide all 3 keys of query 0 of sample 1 only together: `mask` comes",
+    ),
+    "of one head": (
+        model(
+            "return self.l(x, x, x, attn_mask=m)",
+            "mask = torch.zeros(4, 3, 3); mask[3, 2] = -torch.inf; " + KEYS,
+            layer=LAYER,
+        ),
+        "its mask `mask`, which hides all 3 keys of query 2 of sample 1 in head 1, comes from",
     ),
 }
 
@@ -151,6 +231,14 @@ def test_the_line_that_made_the_mask_is_named(run_here: RunHere, name: str) -> N
     ran = run_here(text)
     assert "masked row" in ran.err
     assert told in ran.err
+
+
+@pytest.mark.parametrize("name", WHICH)
+def test_the_mask_that_hides_the_row_is_named(run_here: RunHere, name: str) -> None:
+    text, told = WHICH[name]
+    ran = run_here(text)
+    assert told in ran.err
+    assert "note:" not in ran.err  # of the weights, which nobody reads
 
 
 @pytest.mark.parametrize("name", WITHOUT)
