@@ -42,7 +42,7 @@ def hidden_keys(named: Mapping[str, Any], mask: str) -> Tensor | None:
     given = named.get(mask)
     if not isinstance(given, Tensor):
         return None
-    hides = given == -math.inf if given.dtype.is_floating_point else given.bool()
+    hides: Tensor = given == -math.inf if given.dtype.is_floating_point else given.bool()
     if mask == KEY_PADDING:
         return hides.reshape(-1, 1, 1, hides.shape[-1])
     if hides.dim() > 2:
