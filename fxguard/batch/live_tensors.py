@@ -215,6 +215,24 @@ class LiveTensors:
         self._known.update(known)
         self._memories.update(memories)
 
+    def forget_before(self, first: int) -> None:
+        """Forget what holds values with smaller numbers, and count the other values from there.
+
+        All are values between graphs.
+        """
+        for identity, (reference, version, key) in list(self._known.items()):
+            if key.value < first:
+                del self._known[identity]
+            else:
+                self._known[identity] = reference, version, key._replace(value=key.value - first)
+        for memory, key in list(self._memories.items()):
+            if key.value < first:
+                del self._memories[memory]
+                self._free(memory)
+            else:
+                self._memories[memory] = key._replace(value=key.value - first)
+        self.beside.clear()
+
     def clear(self) -> None:
         """Forget all tensors."""
         self._known.clear()

@@ -46,7 +46,8 @@ def hidden_keys(named: Mapping[str, Any], mask: str) -> Tensor | None:
     if mask == KEY_PADDING:
         return hides.reshape(-1, 1, 1, hides.shape[-1])
     if hides.dim() > 2:
-        return hides.unflatten(0, (-1, int(named["num_heads"])))
+        hides = hides.unflatten(0, (-1, int(named["num_heads"])))
+        return hides
     return hides[None, None]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.forget import keep_only
 from fxguard.batch.keys import Key
 from fxguard.batch.observer import add_evidence, operation_of, rows_read
+from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import is_move, read_call
 from fxguard.measure.at_hand import name_of_dtype, version_of
 from fxguard.records import Role
@@ -27,6 +29,7 @@ from fxguard.script.operations import (
     MOST_DEPTH,
     UNKNOWN,
     Operations,
+    PlainRecord,
     Record,
     is_record,
     place_of,
@@ -42,6 +45,7 @@ OF_BAD = 2  # the same if it was given what is bad
 OFTEN = 64  # times that it is noted before somebody reads it
 MOST_LOOKS = 128
 MOST_VALUES = 256
+OWN_REFERENCES = 3  # of a record that nobody else holds, while it is asked for them
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ class BadValues:
         with DisableTorchFunction():
             record = self._operations.of(result)
             # What was called by nobody's code has none; and what leads to it leads on from it.
-            if record is None or (record.depth and self._is_often_at(record)):
+            if record is None or self._waits(record, args, self._operations.of):
                 return
             call = read_call(func, args, kwargs or {})
             known = batch.live.key_of(call.first)
@@ -213,9 +217,9 @@ class BadValues:
         if is_blank(record.func) and (tensor is None or version_of(tensor) != late.version):
             return  # it was written, or is gone
         batch = self._begin(record.func, tensor)
-        if record.depth and self._is_often_at(record):
-            return
         with DisableTorchFunction():
+            if self._waits(record, late.args, late.record_of):
+                return
             call = read_call(record.func, late.args, late.kwargs)
             inputs = []
             for label, read in rows_read(call):
@@ -259,6 +263,8 @@ class BadValues:
         alive = {
             key for _, key in batch.live.alive() if not math.isfinite(batch.pairs[key.value][1])
         }
+        # What was noted later may lead back to a record of what is gone.
+        alive |= {key for record, key in self._keys.values() if getrefcount(record) > OWN_REFERENCES}
         needed = {id(keys): keys for keys in self._needed()}
         renamed = keep_only(batch, alive.union(*needed.values()))
         for keys in needed.values():
@@ -277,14 +283,34 @@ class BadValues:
         times = self._times[place] = self._times.get(place, 0) + 1
         return times <= (OF_BAD if of_bad else CLOSELY)
 
-    def _is_often_at(self, record: Record) -> bool:
+    def _waits(
+        self, record: Record, args: tuple[Any, ...], known: Callable[[Tensor], Record | None]
+    ) -> bool:
         """Whether so much has turned bad at the place of a record that another one waits.
 
-        It waits until somebody reads it. Intended infinities are made all the time.
+        It waits until somebody reads it. Intended infinities are made all the time. It knows what
+        led to it, except what a transform has made.
+
+        Args:
+            record: the record.
+            args: what it was given.
+            known: gives the record of an argument.
         """
+        if not record.depth:  # it knows nothing of what led to it
+            return False
         place = record.code, record.last
         times = self._times[place] = self._times.get(place, 0) + 1
-        return times > OFTEN
+        if times <= OFTEN or not self._transforms.count:
+            return times > OFTEN
+        tensors = (each for each in leaves(args) if isinstance(each, Tensor))
+        return all(known(each) or self._transforms.of(each) is None for each in tensors)
+
+    def ended(self, record: Record) -> Record:
+        """A record of the same value, without what led to it: that is in the batch from now on."""
+        key = self._key_of_record(record)
+        made = PlainRecord.begins(record)
+        self._keys[id(made)] = made, key
+        return made
 
     def _key_before(self, written: Tensor, record: Record) -> Key | None:
         """The value that a tensor held before the operation of a record wrote to it."""

@@ -107,7 +107,7 @@ class Beside:
         self._exceptions = MOST_RAISED  # that are left
         self._leaves: Leaves = {}
         self.operations = operations_with(self, self._leaves)
-        self._transforms = Transforms(self.operations.of)
+        self._transforms = Transforms(self.operations.of, self._ended)
         self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
         self.tidy: Callable[[BaseException], object] = str  # is given what goes on to the script
         self._bad = BadValues(
@@ -137,6 +137,11 @@ class Beside:
             is_full = self._late.add(record, args, kwargs or {}, result)
         if is_full:
             self._settle()
+
+    def _ended(self, record: Record) -> Record:
+        """A record of something bad, without what led to it, which is kept elsewhere."""
+        self._settle()
+        return self._bad.ended(record)
 
     def _settle(self) -> None:
         """Wait for the numbers that are on a device."""

@@ -182,6 +182,10 @@ class Hooks(Protocol):
         """Run an operation that may belong to a loss."""
 
 
+def _nothing() -> None:
+    """Stands for a reference to a tensor that is gone."""
+
+
 class PlainRecord:
     """A record in Python."""
 
@@ -210,6 +214,17 @@ class PlainRecord:
         self.depth, self.path, self.dtype = depth, path, result.dtype
         self.reference = weakref.ref(result)
         self.version = NO_VERSION if result.is_inference() else result._version
+
+    @classmethod
+    def begins(cls, record: Record) -> PlainRecord:
+        """A record of the same value, without what led to it. No tensor is known to hold it."""
+        made = cls.__new__(cls)
+        made.func, made.args, made.kwargs = record.func, (), {}
+        made.code, made.last = record.code, record.last
+        made._pair, made.later = record.pair, None
+        made.depth, made.path, made.dtype = 0, record.path, record.dtype
+        made.reference, made.version = _nothing, NO_VERSION
+        return made
 
     @property
     def pair(self) -> tuple[float, float]:

@@ -33,15 +33,15 @@ from fxguard.script.operations import (
     UNKNOWN,
     PlainRecord,
     Record,
+    is_record,
     kind_of_code,
     pair_of,
-    without_records,
 )
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Transforms"]
 
-MOST_KNOWN = 4096  # results, before all are forgotten
+MOST_KNOWN = 4096  # results, before half of them are forgotten
 
 
 class Transforms:
@@ -49,14 +49,17 @@ class Transforms:
 
     Args:
         known: gives the record of a tensor outside of them.
+        ended: gives a record in the place of one of what is bad, which begins a new chain.
 
     Attributes:
         has_bad: whether something was bad.
         count: of the results that were noted.
     """
 
-    def __init__(self, known: Callable[[Tensor], Record | None]) -> None:
-        self._outside = known
+    def __init__(
+        self, known: Callable[[Tensor], Record | None], ended: Callable[[Record], Record]
+    ) -> None:
+        self._outside, self._ended = known, ended
         self._live = LiveTensors()
         self._records: list[PlainRecord] = []
         self._first: PlainRecord | None = None  # the backward that first made something bad
@@ -86,8 +89,9 @@ class Transforms:
         if not found or (place := _place_of_caller()) is None:
             return
         if len(self._records) > MOST_KNOWN:
-            self._live.clear()
-            self._records.clear()
+            half = MOST_KNOWN // 2
+            self._live.forget_before(half)
+            del self._records[:half]
         is_bad = not all(math.isfinite(high) for _, _, (_, high) in found)
         self.has_bad |= is_bad
         if func is torch.autograd.grad and is_bad and self._first is not None:
@@ -96,7 +100,7 @@ class Transforms:
         read = tuple(self._kept(each, depths) for each in args)
         named = {name: self._kept(each, depths) for name, each in kwargs.items()}
         if max(depths) >= MOST_DEPTH:
-            read, depths = without_records(read), [-1]
+            read, named, depths = self._ending(read), self._ending(named), [-1]
         for position, each, pair in found:
             record = PlainRecord(func, *place, read, named, pair, max(depths) + 1, position, each)
             self._live.remember(each, Key(BETWEEN_GRAPHS, len(self._records)))
@@ -119,6 +123,16 @@ class Transforms:
         if type(value) in NESTED:
             return type(value)([self._kept(each, depths) for each in value])
         return value if type(value) in PLAIN else UNKNOWN
+
+    def _ending(self, value: Any) -> Any:
+        """Arguments of a record that begins a new chain."""
+        if type(value) is dict:
+            return {name: self._ending(each) for name, each in value.items()}
+        if type(value) in NESTED:
+            return type(value)([self._ending(each) for each in value])
+        if not is_record(value):
+            return value
+        return UNKNOWN if math.isfinite(value.pair[1]) else self._ended(value)
 
     def differentiate(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

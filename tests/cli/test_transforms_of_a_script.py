@@ -160,6 +160,37 @@ def test_a_script_that_is_right_ends_as_ever(ends_as_ever: EndsAsEver, name: str
     assert "nothing found" in ends_as_ever(HEAD + RIGHT[name])
 
 
+# Operations of two chains that lead to one another, many steps after the first bad number.
+LONG_AFTER = """
+def score(w, x):
+    return torch.tanh(x @ w["a"] + w["b"]) @ w["c"] + w["d"]
+def loss(w, x, y):
+    return torch.relu(1 - y * score(w, x))
+each = vmap(grad_and_value(loss), in_dims=(None, 0, 0))
+w = {"a": torch.randn(4, 8), "b": torch.zeros(8), "c": torch.randn(8), "d": torch.zeros(())}
+v = {name: torch.zeros_like(p) for name, p in w.items()}
+x, y = torch.randn(16, 4), torch.ones(16)
+for step in range(60):
+    found, losses = each(w, x, y)
+    square = torch.stack([g.reshape(16, -1).pow(2).sum(1) for g in found.values()]).sum(0)
+    if step < 2:
+        square = square + 1
+    scale = 1 / square.sqrt()
+    for name, g in found.items():
+        v[name] = 0.9 * v[name] + (g * scale.view(-1, *[1] * (g.dim() - 1))).mean(0)
+        w[name] = w[name] - 0.1 * v[name]
+    if step == 50:
+        print(losses.mean().item())
+"""
+
+
+def test_what_was_bad_long_before_is_led_back(run_here: RunHere) -> None:
+    """Nothing that only handed it on is blamed, and nothing is taken for given."""
+    ran = run_here(HEAD + LONG_AFTER)
+    assert ran.err.startswith("div made inf (script.py:19): division by zero\n")
+    assert "has not seen" not in ran.err
+
+
 def test_an_exception_inside_is_that_of_the_script(run_here: RunHere) -> None:
     """It ends the script with its own status."""
     ran = run_here(HEAD + "vmap(lambda x: x @ torch.ones(7))(torch.ones(2, 3))\n")
@@ -169,7 +200,7 @@ def test_an_exception_inside_is_that_of_the_script(run_here: RunHere) -> None:
 
 def test_nothing_is_kept_of_what_ran_inside() -> None:
     """No tensor, however long it goes on; what is in the memory of another is not taken for it."""
-    transforms = Transforms(lambda tensor: None)
+    transforms = Transforms(lambda tensor: None, lambda record: record)
     x = torch.ones(3)
     for _ in range(MOST_KNOWN + 10):
         y = x * 2
