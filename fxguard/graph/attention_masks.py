@@ -47,8 +47,9 @@ def hidden_keys(named: Mapping[str, Any], mask: str) -> Tensor | None:
         return hides.reshape(-1, 1, 1, hides.shape[-1])
     if hides.dim() > 2:
         hides = hides.unflatten(0, (-1, int(named["num_heads"])))
-        return hides
-    return hides[None, None]
+    else:
+        hides = hides[None, None]
+    return hides
 
 
 def hide_a_row(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -264,7 +264,9 @@ class BadValues:
             key for _, key in batch.live.alive() if not math.isfinite(batch.pairs[key.value][1])
         }
         # What was noted later may lead back to a record of what is gone.
-        alive |= {key for record, key in self._keys.values() if getrefcount(record) > OWN_REFERENCES}
+        for record, key in self._keys.values():
+            if getrefcount(record) > OWN_REFERENCES:
+                alive.add(key)
         needed = {id(keys): keys for keys in self._needed()}
         renamed = keep_only(batch, alive.union(*needed.values()))
         for keys in needed.values():
