@@ -212,7 +212,7 @@ class PlainRecord:
         self._pair: Any = pair if known else None
         self.later: Any = None if known else pair
         self.depth, self.path, self.dtype = depth, path, result.dtype
-        self.reference = weakref.ref(result)
+        self.reference: Callable[[], Tensor | None] = weakref.ref(result)
         self.version = NO_VERSION if result.is_inference() else result._version
 
     @classmethod
