@@ -76,6 +76,7 @@ class WholeScript:
         self._of_no_model = of_no_model
         self._gradients = ScriptGradients(self._guard.delivery, losses, self._begin)
         self._lent: list[weakref.ref[Tensor]] = []  # weights of the model that was called last
+        self._called: Callable[[], Module | None] = lambda: None  # that model
         self._has_unexplained = False  # a bad gradient, of which nothing else was said
         self._has_told = False  # what made a bad gradient, since the last step
         self._is_open = True
@@ -122,7 +123,7 @@ class WholeScript:
 
     def model_reads(self, model: Module, args: Any, kwargs: Any) -> None:
         """Called with the arguments of a model, before its call."""
-        lent = lent_weights(model)
+        lent, self._called = lent_weights(model), weakref.ref(model)
         self._lent = [weakref.ref(weight) for weight in lent]
         self._beside.model_reads((args, kwargs, lent))
 
@@ -134,17 +135,29 @@ class WholeScript:
             return None if report.origins[0].is_operation else self._behind_gradient(report)
         read = self._beside.take_read(by_loss=report.origins[0].frame.phase == "loss")
         is_given = report.phase in ("data", "loss") or report.origins[0].role is Role.WEIGHT
-        if read is None and report.origins[0].role is Role.WEIGHT:
-            return self._behind_lent(report)
+        if read is None and report.origins[0].role in (Role.WEIGHT, Role.BUFFER):
+            return self._behind_lent(report) or self._behind_written(report)
         if read is None or not is_given:
             return None
         if report.origins[0].is_operation and not report.origins[0].read_infinity:
             return None
-        made = self._report(*read)
+        return self._made_by(self._report(*read), report)
+
+    def _made_by(self, made: Report | None, report: Report) -> Report | None:
+        """What made the numbers of which there is a report."""
         if made is None:
             return None
         why = (*made.why, f"it was read as {report.origins[0].message}")
         return replace(made, batch_number=report.batch_number, why=why)
+
+    def _behind_written(self, report: Report) -> Report | None:
+        """What made a weight or a buffer bad that the script itself has written."""
+        model = self._called()
+        if model is None:
+            return None
+        own = (*model.parameters(), *model.buffers())
+        written = self._beside.written([each for each in own if is_bad(each)])
+        return None if written is None else self._made_by(self._report(*written), report)
 
     def _behind_lent(self, report: Report) -> Report | None:
         """What made a weight bad that a call was given, if a loss has made that."""

@@ -549,9 +549,9 @@ static int tell_other(Operations *all, PyObject *func, PyObject *args, PyObject 
 /* Notes what an operation has made, or written to. -1 where an error came. */
 static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *result,
                 long path) {
-    if ((PyObject *)Py_TYPE(result) != plain || !attribute_is(result, layout, strided) ||
+    const int is_plain = (PyObject *)Py_TYPE(result) == plain || (PyObject *)Py_TYPE(result) == parameter;
+    if (!is_plain || !attribute_is(result, layout, strided) ||
         !attribute_is(result, is_nested, Py_False)) {
-        const int is_plain = (PyObject *)Py_TYPE(result) == plain;
         return PyErr_Occurred() ? -1 : is_plain ? count_unread(all, result) : 0;
     }
     const int is_here = attribute_is(result, is_cpu, Py_True);
@@ -641,9 +641,15 @@ end:
     return done;
 }
 
+/* Whether an operation has written to a weight, which it returns. */
+static int writes_weight(PyObject *args, PyObject *result) {
+    return (PyObject *)Py_TYPE(result) == parameter && PyTuple_Size(args) > 0 &&
+           PyTuple_GetItem(args, 0) == result;
+}
+
 /* Looks at what an operation has made, or handed to Python. */
 static int look(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *result) {
-    if ((PyObject *)Py_TYPE(result) == plain)
+    if ((PyObject *)Py_TYPE(result) == plain || writes_weight(args, result))
         return note(all, func, args, kwargs, result, NO_PATH);
     if ((PyTuple_Check(result) || PyList_Check(result)) && func != all->tolist) {
         const int is_tuple = PyTuple_Check(result);
@@ -661,7 +667,7 @@ static int look(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
     }
     if (func == all->setitem) {
         PyObject *written = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : Py_None;
-        return (PyObject *)Py_TYPE(written) == plain
+        return (PyObject *)Py_TYPE(written) == plain || (PyObject *)Py_TYPE(written) == parameter
                    ? note(all, func, args, kwargs, written, NO_PATH)
                    : 0;
     }

@@ -23,7 +23,7 @@ from fxguard.measure.at_hand import name_of_dtype, version_of
 from fxguard.records import Role
 from fxguard.script.because_of import is_bad
 from fxguard.script.blank import Blanks, is_blank
-from fxguard.script.late import Late
+from fxguard.script.late import Late, later
 from fxguard.script.noted import flat
 from fxguard.script.operations import (
     MOST_DEPTH,
@@ -32,6 +32,7 @@ from fxguard.script.operations import (
     PlainRecord,
     Record,
     is_record,
+    pair_of,
     place_of,
 )
 from fxguard.script.transforms import Transforms
@@ -151,6 +152,22 @@ class BadValues:
                     found.keys.append(self.key_of(each, ""))
         return found
 
+    def written(self, tensors: Iterable[Tensor]) -> Found:
+        """The same, and what was written to their memory: to ``weight.data``, too."""
+        found = Found()
+        for each in tensors:
+            if of := self.find([each]):
+                found.add(of)
+                continue
+            key = self.batch.live.origin_of(each) if self.are_any else None
+            if key is None:
+                continue
+            late = later(each)
+            pair = pair_of(each) if late is None else late.pair
+            if repr(self.batch.pairs[key.value]) == repr(pair):  # NaN is not equal to itself
+                found.keys.append(key)
+        return found
+
     def keys_of(self, found: Found) -> list[Key]:
         """The values in the batch of what was found and is bad; what led to them is there, too."""
         bad = (record for record in found.records if not math.isfinite(record.pair[1]))
@@ -234,8 +251,11 @@ class BadValues:
                 add_evidence(batch, call, record.func, made, [((), key)], MOST_LOOKS)
             else:
                 key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
-            if tensor is not None and self._operations.of(tensor) is record:
-                batch.live.remember(tensor, key)
+            if tensor is None:
+                tensor = late.made  # others may be in its memory, such as a weight
+            elif self._operations.of(tensor) is not record:
+                tensor = None
+            batch.live.remember(tensor, key)
             self._keys[id(record)] = record, key
             operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
             batch.events.append(operation)

@@ -414,6 +414,14 @@ class Beside:
         keys = self._bad.keys_of(read)
         return (self._bad.batch, keys) if keys else None
 
+    def written(self, tensors: Iterable[Tensor]) -> tuple[Batch, list[Key]] | None:
+        """What has written bad tensors, in the batch of what is bad; None if that is not known."""
+        self._settle()
+        if keys := self._bad.keys_of(self._bad.written(tensors)):
+            self._bad.matter()
+            return self._bad.batch, keys
+        return None
+
     def _keys_held(self) -> Iterator[list[Key]]:
         """The lists of bad values that somebody has read."""
         yield self._read.keys

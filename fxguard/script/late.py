@@ -135,12 +135,17 @@ class Late:
         version = self._read[id(read)][0]
         return version is not None and version_of(read) == version
 
-    def as_it_was(self) -> Tensor | None:
-        """What it made; None where that, or what it read, was not kept or has been written."""
+    @property
+    def made(self) -> Tensor | None:
+        """What it made, without autograd; None where it was not kept, or has been written."""
         if self._made is None or self.version is None or version_of(self._made) != self.version:
             return None
+        return self._made
+
+    def as_it_was(self) -> Tensor | None:
+        """The same; None where something that it read was not kept or has been written, too."""
         tensors = (each for each in flat((self.args, self.kwargs)) if isinstance(each, Tensor))
-        return self._made if all(map(self.is_as_it_was, tensors)) else None
+        return self.made if all(map(self.is_as_it_was, tensors)) else None
 
 
 def _without_autograd(tensor: Tensor) -> Tensor:

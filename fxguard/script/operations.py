@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.amp.grad_scaler
 from torch import Tensor
+from torch.nn import Parameter
 
 from fxguard.batch.loss import BACKWARDS, VIEWS
 from fxguard.forgiving import theirs
@@ -291,14 +292,14 @@ class PlainOperations:
     def _look(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Any
     ) -> None:
-        if type(result) is Tensor:
+        if type(result) is Tensor or _writes_weight(args, result):
             self._note(func, args, kwargs, result, None)
         elif isinstance(result, (tuple, list)) and func is not Tensor.tolist:
             for position, each in enumerate(result):
                 if type(each) is Tensor:
                     self._note(func, args, kwargs, each, position)
         elif func is Tensor.__setitem__:
-            if type(args[0]) is Tensor:
+            if type(args[0]) in (Tensor, Parameter):
                 self._note(func, args, kwargs, args[0], None)
         elif self.has_bad or self.awaits:
             self._hooks.other(func, args, kwargs, result)
@@ -370,6 +371,11 @@ class PlainOperations:
         for key in gone:
             del self._known[key]
         self._most = 2 * len(self._known) + MOST_KNOWN
+
+
+def _writes_weight(args: tuple[Any, ...], result: Any) -> bool:
+    """Whether an operation has written to a weight, which it returns."""
+    return type(result) is Parameter and bool(args) and args[0] is result
 
 
 def without_records(value: Any) -> Any:
