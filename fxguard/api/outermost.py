@@ -168,7 +168,8 @@ class OutermostModules:
 
     def _make_call(self, original: Callable[..., Any]) -> Any:
         local, withheld = self._local, self._withheld
-        enter, leave = self._enter, self._leave
+        apart = torch.compiler.disable(self._enter), torch.compiler.disable(self._leave)
+        here = self._enter, self._leave
 
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
@@ -182,6 +183,8 @@ class OutermostModules:
             compiles = CompileContext.current_compile_id() is not None
             if compiles or getattr(local, "inside", False) or is_of_compiler(module):
                 return original(module, *args, **kwargs)
+            # TorchDynamo would compile these functions, too, where it is active.
+            enter, leave = here if dynamo.eval_frame_callback() is None else apart
             watched = enter(module, args, kwargs)
             try:
                 output = original(module, *args, **kwargs)
@@ -202,6 +205,8 @@ class OutermostModules:
     def _make_own_call(self, original: Callable[..., Any]) -> Any:
         """A function to replace the ``__call__`` of a class, which may call ``forward`` itself."""
         local = self._local
+        apart_enter = torch.compiler.disable(self._enter)
+        apart_leave = torch.compiler.disable(self._leave)
 
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
@@ -210,7 +215,7 @@ class OutermostModules:
             inside = compiles or getattr(local, "inside", False)
             if inside or module in self._left_to_parts:
                 return original(module, *args, **kwargs)
-            watched = self._enter(module, args, kwargs)
+            watched = apart_enter(module, args, kwargs)
             number = None if watched is None else watched.guard.recorder.next_number
             try:
                 output = original(module, *args, **kwargs)
@@ -220,7 +225,7 @@ class OutermostModules:
                     self.on_refusal(type(module).__name__, "its own __call__ ran no forward")
                 return output
             finally:
-                self._leave(module, watched)
+                apart_leave(module, watched)
 
         dynamo.leave_to_python(call)
         return call
@@ -243,7 +248,6 @@ class OutermostModules:
         self.on_refusal(type(target).__name__, "compiled around")
         return True
 
-    @torch.compiler.disable
     def _enter(self, module: Module, args: Any, kwargs: Any) -> Watched | None:
         target = unwrapped(module)
         losses = self.losses
@@ -269,7 +273,6 @@ class OutermostModules:
         self._local.inside = watched is not None or find_guard(target) is not None
         return watched
 
-    @torch.compiler.disable
     def _leave(self, module: Module, watched: Watched | None) -> None:
         self._local.inside = False
         if getattr(self._local, "reader", None) is module:
@@ -298,8 +301,11 @@ class OutermostModules:
 
     def _of_no_model(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Those tensors that no guarded model has as a weight or buffer."""
-        known = [guard.names.tensors for guard in self.guards]
-        return [x for x in tensors if not any(id(x) in names for names in known)]
+        left = list(tensors)
+        for guard in self.guards:
+            names = guard.names.tensors
+            left = [x for x in left if id(x) not in names]
+        return left
 
     def _known(self, target: Module) -> Watched | None:
         """What is known of a module; nothing if it came in the place of one that is gone."""

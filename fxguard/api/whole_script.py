@@ -32,7 +32,8 @@ from fxguard.script.beside import Beside, Handed
 from fxguard.script.in_front import Arrival
 from fxguard.source.held_tensors import held_name
 from fxguard.steps.losses import Losses
-from fxguard.steps.step_hooks import StepHooks
+from fxguard.steps.own_step import is_own
+from fxguard.steps.step_hooks import StepHooks, is_step_compiled
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["WholeScript"]
@@ -337,7 +338,10 @@ class WholeScript:
             self._tell_of_gradients(own)
             self._watch_steps_of(own)
         self._beside.pauses = True
-        return self._with_closure(args, kwargs)
+        changed = self._with_closure(args, kwargs)
+        if changed is None and not is_own(optimizer) and not is_step_compiled():
+            self._losses.rest()
+        return changed
 
     def _watch_steps_of(self, weights: Iterable[Tensor]) -> None:
         """Let the guard look at what steps make of tensors that no model has."""
@@ -372,4 +376,5 @@ class WholeScript:
         return None
 
     def _step_ended(self, *_: Any) -> None:
+        self._losses.rest_no_more()
         self._beside.pauses = False

@@ -368,6 +368,11 @@ class Loss:
         self.batch.number = max(calls, default=self.batch.number)
         self.batch.part = frozenset(needed), frozenset(events)
 
+    def is_fine(self) -> bool:
+        """Whether it is known without reading it that all its numbers are finite."""
+        numbers = None if self.batch.runs else native.packed(self.batch.pairs)
+        return numbers is not None and native.all_finite(numbers)
+
     @contextlib.contextmanager
     def read(self, *, given: bool = False) -> Iterator[Batch]:
         """The batch with its numbers; more may be added to it afterwards.

@@ -325,9 +325,17 @@ class Tape:
 
     def let_go(self, roots: Iterable[Tensor]) -> None:
         """Called when a backward has freed the graph of some tensors: nobody needs their inputs."""
-        values = [value for root in roots if (value := self.value_of(root)) is not None]
-        for call in _leading_to(values):
-            call.let_go()
+        todo = [value for root in roots if (value := self.value_of(root)) is not None]
+        seen = set[int]()  # numbers of values that a call has written
+        while todo:
+            value = todo.pop()
+            if isinstance(value.before, Made) and value.number not in seen:
+                seen.add(value.number)
+                todo.append(value.before)
+            call = value.call
+            if not call.is_gone:
+                todo += [each for each in call.read if isinstance(each, Made)]
+                call.let_go()
 
     def run(
         self, roots: Sequence[Made], ended: Collection[int] = ()

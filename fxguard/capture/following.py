@@ -30,7 +30,12 @@ from fxguard.capture.tracebacks import hide_frames
 from fxguard.graph import nodes
 from fxguard.measure.func_levels import are_levels_open
 from fxguard.ranks.pipelines import stage_now
-from fxguard.torch_names import DisableTorchFunction, function_mode_count
+from fxguard.torch_names import (
+    DisableTorchFunction,
+    function_mode_at,
+    function_mode_count,
+    pop_function_mode,
+)
 
 __all__ = ["Following", "stand_in_for"]
 
@@ -91,6 +96,7 @@ class Following(Observer):
         self.stands_aside_for: Module | None = None  # a module that may take a fused kernel
         self.writes = LateWrites()  # since the last backward
         self.differentiates = False  # a backward of the loss is running
+        self._rests = False
 
     # TorchDynamo traces what reads `loss` and `beside`, and no property of a mode: these set them.
 
@@ -202,6 +208,20 @@ class Following(Observer):
         else:
             self.beside.loss_is_over()
         self._now_of(None)
+
+    def rest(self) -> None:
+        """Take the mode off the stack while it would do nothing, if no other mode is there."""
+        alone = function_mode_count() == 1 and function_mode_at(0) is self
+        self._rests = alone and self.loss is None and _here.following is self
+        if self._rests:
+            pop_function_mode()
+
+    def rest_no_more(self) -> None:
+        """Put it back."""
+        if self._rests:
+            self._rests = False
+            if _here.following is self:
+                self._enter()
 
     def retire(self) -> None:
         """Release everything, from any thread; a mode left on a stack does nothing."""

@@ -182,8 +182,9 @@ class Delivery:
         report = None
         number = loss.batch.number if self.recorder.stages else last.batch.number
         if number not in self._told:
-            with loss.read() as batch:
-                report = self.recorder.finish_loss(batch).report
+            if not loss.is_fine():  # most are
+                with loss.read() as batch:
+                    report = self.recorder.finish_loss(batch).report
             if report is None and (severity := max(loss.bad_roots(), default=None)):
                 report = self.recorder.report_of_loss(number, severity)
         self._deliver(Finished(last.batch, report=report), None)
@@ -266,7 +267,7 @@ class Delivery:
 
     def stepped(self, optimizer: Optimizer, weights: Iterator[SteppedWeight]) -> None:
         """Called when an optimizer has made a step that tools may look at."""
-        last = self.recorder.last
+        last = self.recorder.last if self.recorder.listeners else None
         if last is None:
             return
         number = last.batch.number

@@ -660,6 +660,23 @@ static PyObject *versions_of(PyObject *module, PyObject *tensors) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(are_finite_doc,
+             "are_finite(tensors)\n--\n\n"
+             "Whether this can read every tensor of a tuple, and finds neither NaN nor inf.");
+
+static PyObject *are_finite(PyObject *module, PyObject *tensors) {
+    (void)module;
+    if (tensor_of == NULL || !PyTuple_Check(tensors))
+        Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++) {
+        PyObject *tensor = PyTuple_GetItem(tensors, i);
+        double low, high;
+        if (!has_memory(tensor) || !find_range(tensor, &low, &high) || !(high <= DBL_MAX))
+            return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+    }
+    Py_RETURN_TRUE;
+}
+
 PyDoc_STRVAR(state_of_doc,
              "state_of(references)\n--\n\n"
              "How often each of these weakly referenced tensors was written, and the addresses of their\n"
@@ -795,6 +812,7 @@ static PyMethodDef METHODS[] = {
     {"packed", packed, METH_O, packed_doc},
     {"all_finite", all_finite, METH_O, all_finite_doc},
     {"versions_of", versions_of, METH_O, versions_of_doc},
+    {"are_finite", are_finite, METH_O, are_finite_doc},
     {"state_of", state_of, METH_O, state_of_doc},
     {"any_filled", any_filled, METH_VARARGS, any_filled_doc},
     {"all_hooked", all_hooked, METH_VARARGS, all_hooked_doc},

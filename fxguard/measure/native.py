@@ -25,6 +25,7 @@ __all__ = [
     "all_finite",
     "all_hooked",
     "any_filled",
+    "are_finite",
     "below",
     "bind_losses",
     "is_built",
@@ -87,6 +88,10 @@ class _NotBuilt:
         return None
 
     versions_of = state_of
+
+    @staticmethod
+    def are_finite(tensors: object) -> bool:
+        return False
 
     @staticmethod
     def reading_or(otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -171,6 +176,10 @@ state_of = getattr(_functions, "state_of", _NotBuilt.state_of)
 # How often each tensor of a tuple was written; None where that has to be asked otherwise.
 versions_of: Callable[[object], tuple[int | None, ...] | None]
 versions_of = getattr(_functions, "versions_of", _NotBuilt.versions_of)
+
+# Whether each tensor of a tuple can be read here, and is finite. False where that has to be asked
+# otherwise.
+are_finite: Callable[[object], bool] = getattr(_functions, "are_finite", _NotBuilt.are_finite)
 
 # Starts a kernel through the CUDA driver and returns its answer, 0 where all is well; None if the
 # extension is not built.

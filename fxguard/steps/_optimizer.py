@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.late_writes import LateWrites
+from fxguard.measure import native
 from fxguard.measure.at_hand import own_arithmetic, versions_of
 from fxguard.measure.finite import Finite, always, is_plain
 from fxguard.records import Role, Severity
@@ -47,6 +48,7 @@ LOST = (
 )
 
 _Held = tuple[Tensor, Mapping[str, Any]]  # a weight, and the settings of its group
+_Steps = list[tuple[str, _Held]]  # the weights of a model that an optimizer steps, by name
 
 
 class OptimizerSteps:
@@ -96,40 +98,47 @@ class OptimizerSteps:
         self._own.clear()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.warns and self._lost_gradients(optimizer):
+        steps = self._weights_of(optimizer)
+        if not steps:
+            return
+        if self.warns and self._lost_gradients(steps):
             self.warns = False
-            warn_user(LOST.format(type(optimizer).__name__, self._writers(optimizer)))
-        known, versions = self._known.get(optimizer), self._versions(optimizer)
-        if versions and versions != known:
-            self._look_before(optimizer, is_first=known is None)
-        if versions and is_own(optimizer):
+            warn_user(LOST.format(type(optimizer).__name__, self._writers(steps)))
+        known, versions = self._known.get(optimizer), _versions(steps)
+        if versions != known:
+            self._look_before(optimizer, steps, is_first=known is None)
+        if is_own(optimizer):
             self._own.setdefault(optimizer, OwnStep()).begin(optimizer, args, kwargs)
 
-    def _writers(self, optimizer: Optimizer) -> str:
+    def _writers(self, steps: _Steps) -> str:
         """``mul_ (train.py:12) wrote them since``."""
-        for _, (weight, _) in self._weights_of(optimizer):
+        for _, (weight, _) in steps:
             if writes := self.writes().of_gradient(weight):
                 return f"{told_writes(writes)} wrote them since"
         return "something wrote them since"
 
-    def _look_before(self, optimizer: Optimizer, *, is_first: bool) -> None:
+    def _look_before(self, optimizer: Optimizer, steps: _Steps, *, is_first: bool) -> None:
         """Look at weights that something else has written since the last step."""
-        found = self._bad(optimizer)
+        found = _bad(steps)
         new = [each for each in found if each[0] not in self._bad_before]
-        self._forget_restored(optimizer, {name for name, _, _ in found})
+        self._forget_restored(steps, {name for name, _, _ in found})
         self._bad_before.update(name for name, _, _ in found)
         bad = [_stepped(optimizer, *each) for each in new if _has_step(each[1])]
         if bad and not is_first:
             self.written(optimizer, bad)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        steps = ((name, held) for name, held in self._weights_of(optimizer) if _has_step(held))
-        self.stepped(optimizer, (_stepped(optimizer, name, held) for name, held in steps))
+        steps = self._weights_of(optimizer)
+        made = ((name, held) for name, held in steps if _has_step(held))
+        self.stepped(optimizer, (_stepped(optimizer, name, held) for name, held in made))
+        if not steps:
+            self._known[optimizer] = ()
+            return
         own = self._own.get(optimizer)
         try:
-            found = self._bad(optimizer)
+            found = _bad(steps)
             new = [each for each in found if each[0] not in self._bad_before]
-            self._forget_restored(optimizer, {name for name, _, _ in found})
+            self._forget_restored(steps, {name for name, _, _ in found})
             self._bad_before.update(name for name, _, _ in new)
             bad = [_stepped(optimizer, *each) for each in new if _has_step(each[1])]
             if bad:
@@ -137,44 +146,58 @@ class OptimizerSteps:
         finally:
             if own is not None:
                 own.end()
-            self._known[optimizer] = versions = self._versions(optimizer)
-            if versions:
-                self.ended(optimizer)
+            self._known[optimizer] = _versions(steps)
+            self.ended(optimizer)
 
-    def _forget_restored(self, optimizer: Optimizer, bad: set[str]) -> None:
+    def _forget_restored(self, steps: _Steps, bad: set[str]) -> None:
         """A weight that was set back, and turns bad again, is news."""
         if self._bad_before:
-            good = {name for name, _ in self._weights_of(optimizer)} - bad
+            good = {name for name, _ in steps} - bad
             self._bad_before -= good
             self.restored(good)
 
-    def _versions(self, optimizer: Optimizer) -> tuple[int | None, ...]:
-        return versions_of(weight for _, (weight, _) in self._weights_of(optimizer))
-
-    def _lost_gradients(self, optimizer: Optimizer) -> bool:
+    def _lost_gradients(self, steps: _Steps) -> bool:
         """Whether all gradients are 0 now, and their norm may have overflowed before."""
         largest = self.largest_gradient()
         if not largest:
             return False
-        weights = [weight for _, (weight, _) in self._weights_of(optimizer)]
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        plain = [gradient for gradient in gradients if is_plain(gradient)]
-        may_overflow = largest > LARGE or any(x.dtype == torch.float16 for x in plain)
-        with own_arithmetic():  # for most steps, looking at the first gradient is enough
-            return bool(plain) and may_overflow and not any(bool(x.any()) for x in plain)
+        with own_arithmetic():
+            gradients = [held[0].grad for _, held in steps]
+            if largest <= LARGE and not any(_is_float16(gradient) for gradient in gradients):
+                return False
+            plain = [x for x in gradients if x is not None and is_plain(x)]
+            # For most steps, looking at the first gradient is enough.
+            return bool(plain) and not any(bool(x.any()) for x in plain)
 
-    def _bad(self, optimizer: Optimizer) -> list[tuple[str, _Held, Any]]:
-        finite: Finite[tuple[str, _Held]] = Finite()
-        for name, held in self._weights_of(optimizer):
-            finite.look_at((name, held), held[0], always)
-        return [(name, held, severity) for (name, held), severity in finite.bad()]
+    def _weights_of(self, optimizer: Optimizer) -> _Steps:
+        known = self.tensors
+        return [
+            (known[id(weight)][1], (weight, group))
+            for group in optimizer.param_groups
+            for weight in group["params"]
+            if id(weight) in known
+        ]
 
-    def _weights_of(self, optimizer: Optimizer) -> Iterator[tuple[str, _Held]]:
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
-                known = self.tensors.get(id(weight))
-                if known is not None:
-                    yield known[1], (weight, group)
+
+def _versions(steps: _Steps) -> tuple[int | None, ...]:
+    weights = tuple([weight for _, (weight, _) in steps])
+    found = native.versions_of(weights)
+    return versions_of(weights) if found is None else found
+
+
+def _bad(steps: _Steps) -> list[tuple[str, _Held, Severity]]:
+    """Those of some weights that are not finite."""
+    if native.are_finite(tuple([weight for _, (weight, _) in steps])):
+        return []
+    finite: Finite[tuple[str, _Held]] = Finite()
+    for name, held in steps:
+        finite.look_at((name, held), held[0], always)
+    return [(name, held, severity) for (name, held), severity in finite.bad()]
+
+
+def _is_float16(gradient: Tensor | None) -> bool:
+    """Whether it is a plain tensor whose norm may overflow."""
+    return gradient is not None and gradient.dtype is torch.float16 and is_plain(gradient)
 
 
 def _has_step(held: _Held) -> bool:

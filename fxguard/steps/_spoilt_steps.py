@@ -109,10 +109,12 @@ class SpoiltSteps:
 
     def ended(self, optimizer: Optimizer) -> None:
         """Called when a step has ended."""
-        self._note_scaled(optimizer)
+        if self._are_scaled:
+            self._note_scaled(optimizer)
         self._has_stepped = True
-        stepped = {id(x) for group in optimizer.param_groups for x in group["params"]}
-        self._forget_gradients(lambda weight: id(weight) in stepped)
+        if self.reports.steps.bad_gradients:
+            stepped = {id(x) for group in optimizer.param_groups for x in group["params"]}
+            self._forget_gradients(lambda weight: id(weight) in stepped)
         self.reports.steps.excused = None
         self._backwards = self._count()
 
@@ -149,7 +151,7 @@ class SpoiltSteps:
         A script that has written gradients may have divided them.
         """
         steps, last = self.reports.steps, self.reports.last_batch
-        if steps.scaled_step is not None or last is None or not self._are_scaled:
+        if steps.scaled_step is not None or last is None:
             return
         if is_own(optimizer) or _is_called_by_scaler():
             return

@@ -61,6 +61,14 @@ class Losses:
         following.beside = beside
         following.go_on()
 
+    def rest(self) -> None:
+        """Let this thread run without a mode, if it computes no loss: nothing is looked at."""
+        self._following().rest()
+
+    def rest_no_more(self) -> None:
+        """Look at its operations again."""
+        self._following().rest_no_more()
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Suspend following while a guarded model runs: its operations belong to no loss."""

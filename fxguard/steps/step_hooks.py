@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -19,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from fxguard.batch.step_hooks import AROUND_STEP, remove_hooks
 from fxguard.capture import dynamo
 
-__all__ = ["StepHooks", "step_that_runs"]
+__all__ = ["StepHooks", "is_step_compiled", "step_that_runs"]
 
 OnStep = Callable[[Optimizer, Any, Any], Any]
 
@@ -83,4 +84,22 @@ def _call_undisturbed(
     return None if call is None else call(optimizer, args, kwargs)
 
 
-_call = torch.compiler.disable(_call_undisturbed)
+class _Here(threading.local):
+    is_compiled = False
+
+
+_here = _Here()
+
+
+@torch.compiler.disable
+def _call(reference: weakref.WeakMethod[Any], optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    before, _here.is_compiled = _here.is_compiled, True
+    try:
+        return _call_undisturbed(reference, optimizer, args, kwargs)
+    finally:
+        _here.is_compiled = before
+
+
+def is_step_compiled() -> bool:
+    """Whether TorchDynamo compiles the step around the hook that runs now."""
+    return _here.is_compiled

@@ -228,6 +228,22 @@ def test_a_batch_that_is_asked_for_its_events_goes_on(
     assert seen[-1] > seen[0]
 
 
+def test_a_fine_loss_is_not_read(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers are known to be finite before anything is made of them."""
+    read: list[Any] = []
+    reads = Loss.read
+
+    def hear(self: Loss, *, given: bool = False) -> Any:
+        read.append(self)
+        return reads(self, given=given)
+
+    monkeypatch.setattr(Loss, "read", hear)
+    assert run_here(HEAD + PROGRAMS["a policy"] + "loss.backward()\n").status == 0
+    assert read == []
+    assert run_here(HEAD + BAD["in the forward"] + "loss.backward()\n").status == 3
+    assert read
+
+
 def test_types_have_to_fit() -> None:
     """What C is given is looked at."""
     assert native.bind_losses is not None

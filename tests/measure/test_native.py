@@ -315,6 +315,21 @@ class Other(Tensor):
     """A type of tensor that C leaves to others."""
 
 
+def test_tensors_are_finite_where_c_has_read_them_all() -> None:
+    """A NaN or inf in any of them is noticed, and so is a tensor that C leaves to others."""
+    fine = torch.ones(2), torch.zeros(3, 4).T, torch.tensor([3, 4])
+    assert native.are_finite(fine)
+    assert native.are_finite(())
+    bad = torch.tensor([1.0, math.nan]), torch.tensor(-math.inf), torch.full((2,), math.inf).half()
+    unread = (
+        torch.ones(2).as_subclass(Other),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, device="meta"),
+    )
+    for other in (*bad, *unread, torch.ones(0), torch.ones(2) * 1j, 3):
+        assert not native.are_finite((*fine, other))
+
+
 def test_leaves_without_a_hook_are_noticed() -> None:
     """A leaf that requires a gradient has to have the hook that was noted, and not another one."""
     assert native.all_hooked is not None
