@@ -15,6 +15,7 @@ from fxguard.advice._rules import names_in as _names
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
 from fxguard.advice.end_of_range import is_at_end, maker_at_end, words_of_end
+from fxguard.advice.iterated import words_of_step
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.root_of_difference import words_of_difference
@@ -354,6 +355,10 @@ RULES = (
          GREW + ": {c.dtype}'s maximum is {c.limit:.3g}", Case.is_wide,
          last=True),
     # Divisors that are 0, and the eps that should have prevented that.
+    Rule("zero divisor, underflow", _DIVISIONS, "advice",
+         "{bounded}: `{name}` left the range where `{quotient}` has a value, and an eps alone "
+         "makes a huge step of it",
+         lambda c: bool(words_of_step(c)), alone=True, words=words_of_step),
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
          "take {c.counted}.clamp(min=1): a count less one is 0 where the count is 1; a group of "
          "one has no deviation, so treat it apart, such as with a deviation of 1",
@@ -442,8 +447,8 @@ RULES = (
          "make {c.operand} positive where it is computed{c.made_at}, by softplus, exp or a "
          "softmax: a bound has no gradient there", lambda c: _is_free(c) and c.is_of_layer()),
     Rule("domain", _POSITIVE, "advice",
-         "see why {c.operand} is negative{c.made_at}: a bound, such as clamp(min=0), hides it and "
-         "has no gradient there",
+         "see why {c.operand} is negative{c.made_at}; where it may be, bound it by clamp(min=0), "
+         "which has no gradient there",
          lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
          and not (signs.is_root_of_powers(c) or signs.is_learned_exponent(c))),
     Rule("domain", _names("pow rsqrt sqrt"), "advice", VARIANCE, signs.is_difference_with_square),
@@ -459,8 +464,9 @@ RULES = (
          "numbers below 0 mean something, or log1p({c.x}.clamp(min=0)) where they are mistakes",
          signs.is_negative_data),
     *(Rule("domain", _names(name), "advice",
-           f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
-           "has no gradient there", lambda c: _is_far_outside(c) and not signs.is_negative_data(c))
+           f"see why {{c.operand}} is {{c.number}}{{c.made_at}}; where it may be, take "
+           f"{bounded}, which has no gradient there",
+           lambda c: _is_far_outside(c) and not signs.is_negative_data(c))
       for name, bounded in _BOUNDED.items() if name in DOMAINS),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}{{likewise}}",

@@ -5,11 +5,14 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from fxguard.advice.case import Case
 from fxguard.findings import Fix
 from fxguard.records import Source
 from fxguard.source.iterated import Iterated, iterated_at
 
-__all__ = ["fix_of_turns"]
+__all__ = ["fix_of_turns", "words_of_step"]
 
 
 def fix_of_turns(source: Source | None, grew: str = "") -> Fix | None:
@@ -27,8 +30,27 @@ def fix_of_turns(source: Source | None, grew: str = "") -> Fix | None:
     return Fix("advice", f"{_repair(found)}: {why}")
 
 
+def words_of_step(case: Case) -> Mapping[str, str]:
+    """What keeps the divisor of a step of Newton's method away from 0; {} of other divisions."""
+    source = case.around.step.source
+    found = None if source is None else iterated_at(source)
+    if found is None or not found.quotient:
+        return {}
+    return {"bounded": _bounded(found), "name": found.name, "quotient": found.quotient}
+
+
+def _bounded(found: Iterated) -> str:
+    name, place = f"`{found.name}`", found.source.place
+    return (
+        f"keep {name} in a range at each step of Newton's method ({place}), by clamp(low, high) or "
+        "bisection, and the divisor above an eps"
+    )
+
+
 def _repair(found: Iterated) -> str:
     name, place = f"`{found.name}`", found.source.place
+    if found.quotient:
+        return _bounded(found)
     if found.step:
         return (
             f"take smaller steps than `{found.step}` ({place}), and more of them, or an implicit "
@@ -43,4 +65,6 @@ def _repair(found: Iterated) -> str:
         )
     begins = "" if found.begins is None else f" ({found.begins.place})"
     smaller = f"begin the loop with a smaller {name}, such as by its norm{begins}"
+    if found.is_called:
+        return f"bound {name} at {place}, such as by clamp or tanh, or {smaller}"
     return f"{smaller}, or bound it at {place}"

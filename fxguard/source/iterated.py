@@ -8,13 +8,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from fxguard.records import Source
 from fxguard.source.assigned import function_around, holds, source_of
 
 __all__ = ["Iterated", "iterated_at"]
 
+TRANSPOSED = frozenset(["H", "T", "mH", "mT"])
+MODULES = frozenset(["F", "functional", "torch"])
 LONGEST = 20  # characters of an expression that is told
+# Methods that keep, or make smaller, the norm of what they are called on.
+LINEAR = frozenset(
+    [
+        *("bfloat16", "clone", "contiguous", "detach", "double", "expand", "flatten", "float"),
+        *("half", "permute", "relu", "reshape", "sigmoid", "squeeze", "t", "tanh", "to"),
+        *("transpose", "unsqueeze", "view"),
+    ]
+)
+TRANSPOSED = frozenset(["H", "T", "mH", "mT"])
+OF_NORMS = frozenset(["abs", "norm", "sqrt", "std", "sum", "vector_norm"])
 PRODUCTS = frozenset(["bmm", "matmul", "mm", "mul", "multiply", "mv"])
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -33,6 +46,9 @@ class Iterated:
         step: what scales the change that is added to it, ``dt``; "" if nothing does.
         factor: what it is multiplied with, ``w``, if that does not depend on it; "" otherwise.
         is_matrix: whether that is a product of matrices.
+        quotient: what a quotient is subtracted from it for, ``f(x) / df(x)``, as Newton's method
+            does; "" if none is.
+        is_called: whether a function of the script makes it of itself, which may be anything.
     """
 
     name: str
@@ -41,6 +57,8 @@ class Iterated:
     step: str
     factor: str
     is_matrix: bool
+    quotient: str
+    is_called: bool
 
 
 def iterated_at(source: Source) -> Iterated | None:
@@ -61,19 +79,28 @@ def iterated_at(source: Source) -> Iterated | None:
     here = [(name, value) for name, value, each in assigned if holds(each, source.line)]
     if not here:
         return None
-    own = (x for x in _reached_from(*here[0], reads) if x in _behind([x], reads))
-    name = next(own, "")
-    if not name:
+    own = [x for x in _reached_from(*here[0], reads) if x in _behind([x], reads)]
+    if not own:
         return None
-    value, statement = next((v, s) for n, v, s in reversed(assigned) if n == name)
-    made_of_it = {x for x in reads if name in _behind([x], reads)} | {name}
+    values = {name: value for name, value, _ in assigned}
+    quotients = {name: _quotient_in(name, values, _made_of(name, reads)) for name in own}
+    name = next(filter(quotients.get, own), own[0])
+    made_of_it, value = _made_of(name, reads), values[name]
+    statement = next(each for other, _, each in reversed(assigned) if other == name)
     return Iterated(
         name,
         source_of(statement, source.file),
         _first_value(scope, name, loop.lineno, source.file),
         _step_in(value, made_of_it),
         *_factor_in(value, made_of_it),
+        quotients[name],
+        any(_is_called_with(node, made_of_it) for node in ast.walk(value)),
     )
+
+
+def _made_of(name: str, reads: Mapping[str, set[str]]) -> set[str]:
+    """A variable, and those that the loop computes from it."""
+    return {x for x in reads if name in _behind([x], reads)} | {name}
 
 
 def _innermost_loop(scope: ast.AST, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
@@ -196,9 +223,60 @@ def _factor_in(value: ast.expr, made_of_it: set[str]) -> tuple[str, bool]:
         depends = [not made_of_it.isdisjoint(_names_in(x)) for x in (one, other)]
         if all(depends):
             return "", False
-        if any(depends) and not found:
+        own = one if depends[0] else other
+        if any(depends) and not found and _is_linear(own):
             found, is_found_matrix = _short(_untransposed(other if depends[0] else one)), is_matrix
     return found, is_found_matrix
+
+
+def _is_linear(node: ast.expr) -> bool:
+    """Whether an expression is no larger than what it is made of, up to a factor."""
+    if isinstance(node, ast.Name):
+        return True
+    if isinstance(node, ast.Subscript):
+        return _is_linear(node.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr in TRANSPOSED and _is_linear(node.value)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    owner = node.func.value
+    is_function = isinstance(owner, ast.Name) and owner.id in MODULES and bool(node.args)
+    return node.func.attr in LINEAR and _is_linear(node.args[0] if is_function else owner)
+
+
+def _quotient_in(name: str, values: Mapping[str, ast.expr], made_of_it: set[str]) -> str:
+    """``f / df`` of ``x - f / df``, where both are computed from ``x``.
+
+    "" where the divisor is a norm, or made of what it divides: then the quotient is no step.
+    """
+    value = values[name]
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Sub):
+        return ""
+    if not (isinstance(value.left, ast.Name) and value.left.id == name):
+        return ""
+    step = value.right
+    if isinstance(step, ast.Name):
+        step = values.get(step.id, step)
+    if not isinstance(step, ast.BinOp) or not isinstance(step.op, ast.Div):
+        return ""
+    if any(made_of_it.isdisjoint(_names_in(x)) for x in (step.left, step.right)):
+        return ""
+    above, below = step.left, step.right
+    called = {x.func.attr for x in ast.walk(below) if _is_call_of_method(x)}
+    is_norm = not OF_NORMS.isdisjoint(called) or "**" in ast.unparse(below)
+    is_scaled = ast.unparse(above) in ast.unparse(below)
+    return "" if is_norm or is_scaled else ast.unparse(step)
+
+
+def _is_called_with(node: ast.AST, made_of_it: set[str]) -> bool:
+    """Whether this calls a function by its name with the variable, ``features(z)``."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return False
+    return any(not made_of_it.isdisjoint(_names_in(each)) for each in node.args)
+
+
+def _is_call_of_method(node: ast.AST) -> TypeGuard[Any]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
 
 
 def _products_in(value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, bool]]:

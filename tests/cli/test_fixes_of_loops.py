@@ -64,6 +64,15 @@ GROW = {
         "print(x.sum().item())\n",
         "begin the loop with a smaller `x`, such as by its norm (script.py:5)",
     ),
+    "a function of the script that squares": (
+        "def features(z):\n"
+        "    return torch.cat([z, z * z], -1)\n"
+        "z, coef = torch.rand(4, 3) * 4, torch.rand(6, 3)\n"
+        "for _ in range(20):\n"
+        "    z = features(z) @ coef\n"
+        "print(z.sum().item())\n",
+        "bound `z` at script.py:8, such as by clamp or tanh, or begin the loop with a smaller `z`",
+    ),
 }
 
 
@@ -129,3 +138,77 @@ def test_what_has_not_grown_in_turns_is_another_case(run_here: RunHere, name: st
     err = run_here(HEAD + OTHERS[name]).err
     assert "made inf" in err, err
     assert "at each turn" not in err
+
+
+NEWTON = {
+    "a root": (
+        "y, x = torch.tensor([0.5, 2.0]), torch.tensor([0.3, 0.0])\n"
+        "for _ in range(20):\n"
+        "    f = x ** 2 - y\n"
+        "    x = x - f / (2 * x)\n"
+        "print(x.sum().item())\n",
+        "keep `x` in a range at each step of Newton's method (script.py:7)",
+    ),
+    "a step with a name": (
+        "def density(x):\n"
+        "    return torch.exp(-x ** 2 / 2)\n"
+        "x = torch.full((3,), 3.0)\n"
+        "for _ in range(12):\n"
+        "    miss = torch.erf(x) - 0.1\n"
+        "    step = miss / density(x)\n"
+        "    x = x - step\n"
+        "print(x.sum().item())\n",
+        "keep `x` in a range at each step of Newton's method (script.py:10)",
+    ),
+    "in place, in a function": (
+        "def solve(target, n):\n"
+        "    rate = torch.full_like(target, 40.0)\n"
+        "    for _ in range(n):\n"
+        "        value = torch.exp(-rate * 3)\n"
+        "        slope = -3 * torch.exp(-rate * 3)\n"
+        "        rate -= (value - target) / slope\n"
+        "    return rate\n"
+        "print(solve(torch.tensor([0.9, 0.5]), 8).sum().item())\n",
+        "keep `rate` in a range at each step of Newton's method (script.py:9)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEWTON)
+def test_a_step_that_overshoots(run_here: RunHere, name: str) -> None:
+    text, fix = NEWTON[name]
+    err = run_here(HEAD + text).err
+    assert "div made" in err.splitlines()[0], err
+    assert fix in next(line for line in err.splitlines() if "fix: " in line), err
+
+
+NO_STEPS = {
+    "a vector of length one": (
+        "a, v = torch.zeros(3, 3), torch.rand(3)\n"
+        "for _ in range(5):\n"
+        "    v = a @ v\n"
+        "    v = v / v.norm()\n"
+        "print(v.sum().item())\n"
+    ),
+    "a gradient of length one": (
+        "x = torch.zeros(3)\n"
+        "for _ in range(5):\n"
+        "    g = 2 * x\n"
+        "    x = x - g / g.norm()\n"
+        "print(x.sum().item())\n"
+    ),
+    "no loop": "x = torch.zeros(3)\nx = x - (x - x) / (2 * x)\nprint(x.sum().item())\n",
+    "another's divisor": (
+        "x, w = torch.rand(3), torch.zeros(3)\n"
+        "for _ in range(5):\n"
+        "    x = x - x.sum() / w\n"
+        "print(x.sum().item())\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_STEPS)
+def test_other_divisions_in_loops(run_here: RunHere, name: str) -> None:
+    err = run_here(HEAD + NO_STEPS[name]).err
+    assert "div made" in err.splitlines()[0], err
+    assert "Newton" not in err
