@@ -42,12 +42,16 @@ class ScriptGradients:
         delivery: reports on a backward.
         losses: those that the script computes.
         begin: begins a batch that holds nothing, and gives its number.
+
+    Attributes:
+        given: tensors that the operations of the last backward read, and autograd did not follow.
     """
 
     def __init__(self, delivery: Delivery, losses: Losses, begin: Callable[[], int]) -> None:
         self._delivery = delivery
         self._losses = losses
         self._begin = begin
+        self.given: list[Tensor] = []
         self._why_not_known = NOT_AGAIN
         # Of leaves whose gradients are not explained: later their variables may be gone.
         self._names: list[tuple[weakref.ref[Tensor], str]] = []
@@ -106,6 +110,7 @@ class ScriptGradients:
         with random_state_kept(list(instead.values())):
             repetition = Repetition([each.node for each in began], loss.observe, instead)
             again = [repetition.of(each.node) for each in began]
+            self.given = repetition.given
             loss.backward_comes(again)
             torch.autograd.backward(again, [each.gradient for each in began])
         return listening.ended

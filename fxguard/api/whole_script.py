@@ -38,6 +38,8 @@ from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["WholeScript"]
 
+# Causes of what is bad because of the numbers of an operation.
+ARITHMETIC = frozenset(["domain", "overflow", "rounding", "underflow", "zero divisor"])
 NOTE = "note: {}; the script has read that, and no model and no loss of one"
 
 
@@ -309,9 +311,28 @@ class WholeScript:
         """What made a bad gradient; None if that is not found, or told already."""
         before, self._beside.pauses = self._beside.pauses, True
         try:
-            return self._gradients.report(began, self._beside.leaves())
+            report = self._gradients.report(began, self._beside.leaves())
+            given, self._gradients.given = self._gradients.given, []
+            hidden = None if report is None else self._behind_hidden(report, given)
+            return hidden or report
         finally:
             self._beside.pauses = before
+
+    def _behind_hidden(self, report: Report, given: Iterable[Tensor]) -> Report | None:
+        """What made the first bad number, if the forward hid it and a backward has met it.
+
+        Args:
+            report: on that backward.
+            given: tensors that the forward read, and that may have been bad already.
+        """
+        written = self._beside.written([each for each in given if is_bad(each)])
+        made = None if written is None else self._report(*written)
+        if made is None or made.origins[0].cause not in ARITHMETIC:
+            return None
+        met = report.origins[0]
+        first = replace(made.origins[0], fixes=(*made.origins[0].fixes, *met.fixes[:1]))
+        why = (*made.why, f"then {met.message}: the forward hid it")
+        return replace(made, origins=(first, *made.origins[1:]), why=why)
 
     def _tell_of_gradients(self, leaves: Iterable[Tensor]) -> None:
         """Report the bad gradients of leaves that no model has, before a step spreads them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,11 @@ class Repetition:
         self._noted = {id(record): (record, given) for record, given in _noted_behind(nodes)}
         self._made: dict[Any, Any] = {}
         self._read: dict[int, Tensor] = {}  # the tensors of the script, by id
+
+    @property
+    def given(self) -> list[Tensor]:
+        """Tensors that autograd does not follow, and that were read."""
+        return [each for each in self._read.values() if not each.requires_grad]
 
     def of(self, node: Any) -> Tensor:
         """What one of the nodes made.
@@ -128,8 +134,10 @@ class Repetition:
 
 
 def _are_same(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether two pairs of magnitudes are equal, where NaN is NaN."""
-    return all(a == b or (a != a and b != b) for a, b in zip(one, other, strict=True))
+    """Whether two pairs of magnitudes are equal: if the largest is NaN, the smallest may be, too."""
+    if math.isnan(one[1]):
+        return math.isnan(other[1])
+    return one == other
 
 
 def _noted_behind(nodes: Sequence[Any]) -> list[Noted]:
