@@ -134,7 +134,7 @@ class Repetition:
 
 
 def _are_same(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether two pairs of magnitudes are equal: if the largest is NaN, the smallest may be, too."""
+    """Whether two pairs of magnitudes are equal; if the largest is NaN, the smallest may be."""
     if math.isnan(one[1]):
         return math.isnan(other[1])
     return one == other

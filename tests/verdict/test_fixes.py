@@ -222,7 +222,7 @@ CASES = (
          "advice: bound the argument"),
     Case("domain", "s = pow(m, 2); d = sub(1, s); y = sqrt(d)!", "advice: bound the argument"),
     Case("domain", "s = pow(m, 2); d = sub(1, s); y = sqrt(d)!",
-         "advice: see why its operand is -3 in sub (model.py:2); where it may be, take sqrt(x.clamp",
+         "advice: see why its operand is -3 in sub (model.py:2); where it may be, take sqrt(x.",
          numbers=(-3.0,)),
     Case("domain", "s = pow(m, 2); d = sub(1, s); y = sqrt(d)!", "advice: bound the argument",
          numbers=(-1e-5,)),
