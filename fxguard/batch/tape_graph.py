@@ -40,7 +40,10 @@ class Made:
 
 @dataclass(slots=True)
 class Noted:
-    """One operation that is about to run, or has run; then it has values in place of tensors."""
+    """One operation that is about to run, or has run; then it has values in place of tensors.
+
+    C makes such objects, too, and `Made`, by the names of their attributes.
+    """
 
     func: Any
     args: tuple[Any, ...]

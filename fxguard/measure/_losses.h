@@ -21,20 +21,37 @@ static struct {
     PyObject *memories, *beside, *untyped_storage, *cdata, *weak_ref, *values, *pairs, *has_brief,
         *events, *autocast, *module, *calls, *settings, *settings_of, *count, *known, *me,
         *has_noted, *without_gradient, *given_to, *output_nr, *key_of, *forward_class, *handed_on,
-        *hands_on, *remember;
+        *hands_on, *remember, *modules;
 } name_of;
+
+/* The attributes of what is noted on a tape, in their order: see fxguard/batch/tape_graph.py. */
+static const char *const NAMES_OF_NOTED[] = {
+    "func", "args", "kwargs", "restore_settings", "module", "with_grad", "random_state", "versions",
+    "overwrites", "read", "order", "place", "made", "written", "is_gone",
+};
+static const char *const NAMES_OF_MADE[] = {"number", "call", "before"};
+enum { PARTS_OF_NOTED = 15, PARTS_OF_MADE = 3 };
+static PyObject *names_of_noted[PARTS_OF_NOTED], *names_of_made[PARTS_OF_MADE];
 
 static const char *const NAMES_OF_LOSSES[] = {
     "_memories", "beside", "untyped_storage", "_cdata", "_weak_ref", "values", "pairs", "_has_brief",
     "_events", "autocast", "module", "calls", "_restore_settings", "settings", "_count", "_known", "_me",
     "has_noted", "_without_gradient", "given_to", "output_nr", "key_of", "_forward_cls", "handed_on",
-    "hands_on", "remember",
+    "hands_on", "remember", "modules",
 };
 
 /* Function to its name, whether it may move elements, and whether it draws; or to None. */
 static PyObject *kinds_of_functions;
 static PyObject *nodes_of_torch;     /* types of nodes of autograd that no user's function has */
-static newfunc new_tuple;
+static newfunc new_tuple, new_noted, new_made;
+static PyObject *no_items, *no_name;
+
+static int intern(PyObject **names, const char *const *texts, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if ((names[i] = PyUnicode_InternFromString(texts[i])) == NULL)
+            return -1;
+    return 0;
+}
 
 PyDoc_STRVAR(bind_losses_doc,
              "bind_losses(Key, Brief, Noted, Made, value_of, name_of_dtype, kind_of, is_autocast_on,\n"
@@ -49,9 +66,21 @@ static PyObject *bind_losses(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_TypeError, "bind_losses takes as many as its text says");
         return NULL;
     }
-    for (size_t i = 0; i < sizeof name_of / sizeof(PyObject *); i++)
-        if ((names[i] = PyUnicode_InternFromString(NAMES_OF_LOSSES[i])) == NULL)
+    if (intern(names, NAMES_OF_LOSSES, sizeof name_of / sizeof(PyObject *)) != 0 ||
+        intern(names_of_noted, NAMES_OF_NOTED, PARTS_OF_NOTED) != 0 ||
+        intern(names_of_made, NAMES_OF_MADE, PARTS_OF_MADE) != 0)
+        return NULL;
+    for (Py_ssize_t i = 0; i < 4; i++)
+        if (!PyType_Check(PyTuple_GetItem(args, i))) {
+            PyErr_SetString(PyExc_TypeError, "bind_losses takes four types first");
             return NULL;
+        }
+    new_noted = (newfunc)PyType_GetSlot((PyTypeObject *)PyTuple_GetItem(args, 2), Py_tp_new);
+    new_made = (newfunc)PyType_GetSlot((PyTypeObject *)PyTuple_GetItem(args, 3), Py_tp_new);
+    no_items = PyTuple_New(0);
+    no_name = PyUnicode_InternFromString("");
+    if (no_items == NULL || no_name == NULL)
+        return NULL;
     kinds_of_functions = PyDict_New();
     nodes_of_torch = PySet_New(NULL);
     new_tuple = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
@@ -78,7 +107,7 @@ typedef struct {
 typedef struct {
     PyObject *batch, *live, *tape, *forward; /* borrowed from what the operations follow */
     PyObject *func, *args, *kwargs;          /* borrowed; `kwargs` may be NULL */
-    PyObject *name, *place, *random;
+    PyObject *name, *place, *random, *module, *calls;
     Operand read[MOST_OPERANDS];
     long count, floats;
     char is_read, may_move, draws;
@@ -95,6 +124,8 @@ static void let_go_of(Call *call) {
     Py_XDECREF(call->name);
     Py_XDECREF(call->place);
     Py_XDECREF(call->random);
+    Py_XDECREF(call->module);
+    Py_XDECREF(call->calls);
 }
 
 /* A named tuple. Takes the references to its items, which are NULL after an error. */
@@ -256,6 +287,21 @@ static int find_place(Operations *all, Call *call) {
     return done;
 }
 
+/* Finds the modules of the models that run: mostly none. */
+static int find_modules(Call *call) {
+    PyObject *modules = PyObject_GetAttr(call->batch, name_of.modules);
+    const Py_ssize_t count = modules == NULL ? -1 : PyObject_Size(modules);
+    Py_XDECREF(modules);
+    if (count > 0) {
+        call->module = PyObject_GetAttr(call->batch, name_of.module);
+        call->calls = PyObject_GetAttr(call->batch, name_of.calls);
+    } else if (count == 0) {
+        call->module = held(no_name);
+        call->calls = held(no_items);
+    }
+    return call->module == NULL || call->calls == NULL ? -1 : 0;
+}
+
 /* Whether a plain operation may be run here, and all that there is to know before. */
 static int prepare(Operations *all, Call *call) {
     PyObject *parts = PyTuple_GetItem(all->followed, 3);
@@ -280,7 +326,8 @@ static int prepare(Operations *all, Call *call) {
     done = add_all_operands(all, call);
     if (done != DONE || !call->is_read)
         return done;
-    return find_place(all, call);
+    done = find_place(all, call);
+    return done == DONE && find_modules(call) != 0 ? -1 : done;
 }
 
 /* The key of each number that the operation reads: some are new to the batch. */
@@ -538,6 +585,16 @@ static int mark_node(PyObject *tensor, PyObject *me, PyObject *value) {
     return is_set ? 0 : -1;
 }
 
+/* A new object of a dataclass, without a call of its constructor. NULL where one of its parts is. */
+static PyObject *new_object(newfunc make, PyObject *type, PyObject **names, PyObject **parts,
+                            size_t count) {
+    PyObject *made = make((PyTypeObject *)type, no_items, NULL);
+    for (size_t i = 0; made != NULL && i < count; i++)
+        if (parts[i] == NULL || PyObject_SetAttr(made, names[i], parts[i]) != 0)
+            Py_CLEAR(made);
+    return made;
+}
+
 /* Notes a call that belongs on the tape, and what it has made: new objects in `results`. */
 static int note_call(Operations *all, Call *call, Results *results) {
     PyObject *settings = PyObject_GetAttr(call->tape, name_of.settings);
@@ -545,11 +602,10 @@ static int note_call(Operations *all, Call *call, Results *results) {
         Py_DECREF(settings);
         settings = PyObject_CallMethodObjArgs(call->tape, name_of.settings_of, NULL);
     }
-    PyObject *module = PyObject_GetAttr(call->batch, name_of.module);
     PyObject *args = filled(call, call->args, 1), *named = filled_names(call, 1);
     PyObject *enabled = PyObject_CallNoArgs(all->is_grad_enabled), *nothing = PyDict_New();
     PyObject *read = PyTuple_New(call->count), *order = counted(call->tape);
-    PyObject *made = PyTuple_New(results->count), *given = NULL, *its_note = NULL;
+    PyObject *made = PyTuple_New(results->count), *its_note = NULL;
     PyObject *numbers[MOST_RESULTS] = {NULL};
     int is_done = made != NULL;
     for (long i = 0; read != NULL && i < call->count; i++)
@@ -563,24 +619,24 @@ static int note_call(Operations *all, Call *call, Results *results) {
         if (is_done)
             PyTuple_SetItem(made, i, path);
     }
-    if (is_done && settings != NULL && module != NULL && args != NULL && named != NULL &&
-        enabled != NULL && nothing != NULL && read != NULL && order != NULL)
-        given = PyTuple_Pack(13, call->func, args, named, settings, module, enabled,
-                             call->random == NULL ? Py_None : call->random, nothing, Py_None, read,
-                             order, call->place, made);
-    if (given != NULL)
-        its_note = PyObject_Call(losses.noted, given, NULL);
+    PyObject *parts[PARTS_OF_NOTED] = {
+        call->func, args, named, settings, call->module, enabled,
+        call->random == NULL ? Py_None : call->random, nothing, Py_None, read, order, call->place,
+        made, no_items, Py_False,
+    };
+    if (is_done)
+        its_note = new_object(new_noted, losses.noted, names_of_noted, parts, PARTS_OF_NOTED);
     is_done = its_note != NULL;
     for (Py_ssize_t i = 0; i < results->count; i++) {
         if (is_done) {
+            PyObject *of_value[PARTS_OF_MADE] = {numbers[i], its_note, Py_None};
             results->all[i].value =
-                PyObject_CallFunctionObjArgs(losses.made, numbers[i], its_note, NULL);
+                new_object(new_made, losses.made, names_of_made, of_value, PARTS_OF_MADE);
             is_done = results->all[i].value != NULL;
         }
         Py_XDECREF(numbers[i]);
     }
-    PyObject *all_of_them[] = {settings, module, args, named, enabled, nothing,
-                               read,     order,  made, given, its_note};
+    PyObject *all_of_them[] = {settings, args, named, enabled, nothing, read, order, made, its_note};
     for (size_t i = 0; i < sizeof all_of_them / sizeof *all_of_them; i++)
         Py_XDECREF(all_of_them[i]);
     return is_done ? 0 : -1;
@@ -749,20 +805,16 @@ static int add_brief(PyObject *table, Call *call, Results *results) {
     if (made == NULL)
         return -1;
     PyObject *args = filled(call, call->args, 0), *named = filled_names(call, 0);
-    PyObject *module = PyObject_GetAttr(call->batch, name_of.module);
-    PyObject *calls = PyObject_GetAttr(call->batch, name_of.calls);
     PyObject *brief = NULL;
-    if (args != NULL && named != NULL && module != NULL && calls != NULL)
-        brief = named_tuple(losses.brief, PyTuple_Pack(7, call->func, args, named, module, calls,
-                                                       call->place, made));
+    if (args != NULL && named != NULL)
+        brief = named_tuple(losses.brief, PyTuple_Pack(7, call->func, args, named, call->module,
+                                                       call->calls, call->place, made));
     const int is_added = brief != NULL &&
                          PyObject_SetAttr(call->batch, name_of.has_brief, Py_True) == 0 &&
                          append(call->batch, name_of.events, brief) == 0;
     Py_DECREF(made);
     Py_XDECREF(args);
     Py_XDECREF(named);
-    Py_XDECREF(module);
-    Py_XDECREF(calls);
     Py_XDECREF(brief);
     return is_added ? 0 : -1;
 }

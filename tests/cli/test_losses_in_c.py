@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +144,8 @@ def heard(text: str, run_here: RunHere, monkeypatch: pytest.MonkeyPatch, form: s
         found["autocast"], found["scalers"] = batch.autocast, len(self.scalers)
         found["gaps"] = self.tape.has_noted
         made = [value for x in roots if (value := self.tape.value_of(x)) is not None]
+        for each in (*made, *(value.call for value in made)):
+            assert all(hasattr(each, part.name) for part in dataclasses.fields(each))
         found["at nodes"] = [self.tape.value_at(x.grad_fn, x.output_nr) is not None for x in roots]
         with contextlib.suppress(FxguardError):  # an input was written
             run, _ = self.tape.run(made)
