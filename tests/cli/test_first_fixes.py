@@ -600,7 +600,35 @@ UNSCALED = {
         "or if these are integers of 16 bits, by 2**15",
     ),
 }
+HALF = "torch.bfloat16"
+# 1 - x of what has been rounded to 1.
+ROUNDED = {
+    "an average's correction": (
+        f"decay = torch.tensor(0.999, dtype={HALF})\n"
+        f"s = torch.zeros(3, dtype={HALF})\n"
+        "for step in range(1, 3):\n"
+        "    s.mul_(decay).add_((1 - decay) * torch.rand(3))\n"
+        "correction = 1 - decay ** 2\nprint((s / correction).sum().item())\n",
+        "keep `decay` in float32, or as a number of Python: bfloat16 holds nothing between 0.9961",
+    ),
+    "a correction of Adam": (
+        "class Own:\n"
+        "    def __init__(self):\n"
+        "        self.beta = torch.tensor(0.9999).half()\n"
+        "    def unbiased(self, v, t):\n"
+        "        return v / (1 - self.beta ** t)\n"
+        "print(Own().unbiased(torch.rand(3).half(), 1).sum().item())\n",
+        "keep `self.beta` in float32",
+    ),
+    "a probability": (
+        f"p = torch.sigmoid(torch.tensor([8.0, 9.0], dtype={HALF}))\n"
+        "odds = p / (1 - p)\nprint(odds.sum().item())\n",
+        "keep `p` in float32, or as a number of Python: bfloat16 holds nothing between 0.9961",
+    ),
+}
+
 FIRST = {
+    **ROUNDED,
     **AT_THE_END,
     **OUTSIDE,
     **UNSCALED,
@@ -623,6 +651,16 @@ FIRST = {
 
 # What is not said of these, and what is.
 TWINS = {
+    "a mask of ones in few digits": (
+        f"keep = (torch.ones(2, 3) > 0).to({HALF})\n"
+        f"x = torch.rand(2, 3).to({HALF})\n"
+        "print((x / (1 - keep)).sum())\n",
+        "holds nothing between",
+    ),
+    "a power of 1 in float32": (
+        "one = torch.tensor(1.0)\nprint((torch.rand(3) / (1 - one ** 3)).sum())\n",
+        "holds nothing between",
+    ),
     "a level that is 0 in one sample": (
         DENOISER % "s.log()[:, None]"
         + "print(net(torch.randn(3, 2), torch.tensor([0.3, 0.0, 0.25])))\n",
