@@ -31,6 +31,7 @@ from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, Walk
 from fxguard.rerun.whole_graph import OTHER_NUMBERS
 from fxguard.rerun.wide_run import WideForm
+from fxguard.rerun.without_dropout import without_dropout
 
 __all__ = ["Look", "Seen", "evidence_in", "samples_of"]
 
@@ -190,6 +191,8 @@ class _Looks(WideForm):
         same: Any = None  # in float64, on the model's operands
         written = _written_argument(node, made)
         ran = walk.ran(node, begun.args, begun.kwargs, walk.env[node])
+        kept = without_dropout(ran) if walk.knows_drawn(node) else None
+        ran = kept or ran
         call = ran.call
         try:
             operands, named = widened((begun.args, begun.kwargs), self.dtype)
@@ -224,6 +227,8 @@ class _Looks(WideForm):
         if fits and not call.written:
             with where_theirs_may_raise():  # otherwise its inside stays unknown
                 evidence = replace(evidence, inner=evidence_inside(ran))
+        if kept is not None and evidence.inner is None:
+            evidence = replace(evidence, same=None)  # it is of what was not dropped
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
         operation = _alone(walk, node, made, check, begun)
         return Look(evidence, wide.clone() if keeps else None, operation)

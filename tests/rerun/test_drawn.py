@@ -396,6 +396,28 @@ def test_a_backward_through_a_kernel_that_draws(before: bool) -> None:
         assert f"at {zero}: sqrt(0.0)" in seen.origin.operands
 
 
+class Loud(nn.Module):
+    """An attention with a dropout inside, whose scores overflow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(16, 16), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.drop(self.linear(x)).view(1, 1, 4, 16) * 1e25
+        return nn.functional.scaled_dot_product_attention(q, q, q, None, 0.3)
+
+
+def test_the_inside_of_an_attention_that_drops() -> None:
+    """Its scores are made before the dropout; what that drops is not asked for."""
+    seen = Seen(built(Loud), X)
+    assert seen.origin.what == "scaled_dot_product_attention"
+    assert seen.origin.cause == "overflow"
+    assert "inside scaled_dot_product_attention, a row" in seen.origin.operands
+    assert "in float64" not in seen.origin.operands
+    assert seen.origin.fixes
+
+
 class Block(nn.Module):
     """A layer of a transformer, whose attention drops inside an operation with two results."""
 
