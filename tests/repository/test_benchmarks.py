@@ -137,6 +137,7 @@ def test_first_call_measures_each_way() -> None:
     assert len(ended.stdout.rpartition("graphs")[2].splitlines()) == 5
 
 
+@pytest.mark.campaign
 def test_first_detection_measures_each_fault() -> None:
     """Each fault of a model of the zoo is found."""
     ended = run_on_one("first_detection.py", "--models", "cnn", "--rounds", "1")
@@ -193,8 +194,8 @@ def test_versions_needs_a_checkout(tmp_path: Path) -> None:
 
 def test_scripts_run_in_two_processes() -> None:
     """A line for each case, with a ratio."""
-    ended = run("scripts.py", "--cases", "tiny", "acting", "--budget", "0")
+    ended = run("scripts.py", "--cases", "tiny", "--budget", "0")
     assert ended.returncode == 0, ended.stderr
-    *_, tiny, acting = (line.split() for line in ended.stdout.splitlines())
-    assert (tiny[0], acting[0]) == ("tiny", "acting")
+    tiny = ended.stdout.splitlines()[-1].split()
+    assert tiny[0] == "tiny"
     assert float(tiny[2]) > 0
