@@ -12,6 +12,7 @@ from fxguard.advice._patterns import number_of
 from fxguard.advice._rules import Rule, names_in
 from fxguard.advice.case import Case
 from fxguard.advice.coarse import is_coarse_difference, words_of_steps
+from fxguard.advice.frequencies import frequencies, words_of_frequencies
 from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import one_maximum, words_of_maximum
 from fxguard.advice.positive import made_at
@@ -328,6 +329,11 @@ ZERO_RULES = (
          "take the log of {c.x}.masked_fill({c.bare} == 0, 1): where {c.bare} is 0, so is what "
          "multiplies the log, and 0 * inf is NaN", zeros.is_weighed,
          rewrites=("{c.name}(a) -> {c.name}(a.masked_fill(a == 0, 1))",)),
+    Rule("zero divisor", _LOG, "advice",
+         "add 1 to the counts before they are divided by their sum{place}, as Laplace does: what "
+         "was counted 0 times is rare, not impossible{bound}; an eps of {eps} makes {made} of it",
+         lambda c: frequencies(c) is not None and not zeros.is_weighed(c),
+         words=words_of_frequencies),
     Rule("zero divisor", _LOG, "advice",
          "of counts take log1p({c.bare}), or log({c.x}.clamp(min=1)): all of {c.bare} are whole "
          "numbers, and some are 0", lambda c: _is_log_of_counts(c) and _are_features(c),

@@ -42,6 +42,8 @@ from fxguard.source.named import (
 __all__ = ["Case"]
 
 MASKED = "log_p.masked_fill(mask, 0)"  # a product's operand whose name is not known
+LOGARITHMS = ("log", "log10", "log2")
+FAR = 1e3  # times an eps, from which a number is no eps
 MOST_NAMES = 4  # of parameters
 MOST_LAYERS = 2  # that are named
 MOST_STEPS = 16  # back from an operand
@@ -369,6 +371,44 @@ class Case(Numbers):
     def near_zero(self) -> str:
         """An eps that the dtype can hold, with its square root and its reciprocal."""
         return "1e-4" if self.dtype == "float16" else "1e-12"
+
+    @property
+    def least_above_zero(self) -> float | None:
+        """The smallest number of the whole operand that is not 0, if it is known."""
+        operands = () if self.evidence is None else self.evidence.operands
+        return next((each.least for each in operands if each.dtype), None)
+
+    @property
+    def floor(self) -> str:
+        """A bound for the operand of a logarithm: of given probabilities the smallest other one."""
+        least = self._least_probability()
+        return self.near_zero if least is None else f"{least:.3g}"
+
+    @property
+    def why_floor(self) -> str:
+        """What a smaller bound would do to probabilities; "" of other numbers."""
+        least = self._least_probability()
+        if least is None:
+            return ""
+        eps, lowest = self.log_of(float(self.near_zero)), self.log_of(least)
+        return (
+            f", the smallest other number: of an eps such as {self.near_zero} the logarithm is "
+            f"{eps:.0f}, and of the others none is below {lowest:.1f}"
+        )
+
+    def _least_probability(self) -> float | None:
+        """The smallest of numbers from 0 to 1 that no gradient reaches, without 0."""
+        culprit, least = self.around.culprit, self.least_above_zero
+        found = None if culprit is None else self.around.range_of(culprit)
+        if culprit is None or least is None or found is None or found.abs_max > 1:
+            return None
+        is_far = self.name in LOGARITHMS and self.cause == "zero divisor"
+        is_far = is_far and least > FAR * float(self.near_zero)
+        return least if is_far and not self.around.is_learned(culprit) else None
+
+    def log_of(self, number: float) -> float:
+        """The logarithm of a number to the operation's base."""
+        return math.log(number) / {"log2": math.log(2), "log10": math.log(10)}.get(self.name, 1)
 
     @property
     def near_one(self) -> str:

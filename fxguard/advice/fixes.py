@@ -221,10 +221,10 @@ _BOUNDED = {
     "asin": "asin({c.unbounded}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
     "atanh": "atanh({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
     "erfinv": "erfinv({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
-    "log": "log({c.x}.clamp(min={c.near_zero}))",
-    "log10": "log10({c.x}.clamp(min={c.near_zero}))",
+    "log": "log({c.x}.clamp(min={c.floor}))",
+    "log10": "log10({c.x}.clamp(min={c.floor}))",
     "log1p": "log1p({c.x}.clamp(min=-1 + {c.near_one}))",
-    "log2": "log2({c.x}.clamp(min={c.near_zero}))",
+    "log2": "log2({c.x}.clamp(min={c.floor}))",
     "logit": "logit({c.bare}, eps={c.near_one})",
     "pow": "{c.x}.clamp(min={c.near_zero}) ** {c.other}",
     "rsqrt": "rsqrt({c.bare} + {c.near_zero})",
@@ -474,7 +474,7 @@ RULES = (
            lambda c: _is_far_outside(c) and not signs.is_negative_data(c))
       for name, bounded in _BOUNDED.items() if name in DOMAINS),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
-           f"bound the argument: {bounded}{{likewise}}",
+           f"bound the argument: {bounded}{{c.why_floor}}{{likewise}}",
            lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True,
            words=_likewise, tries=(_BOUNDED_RUN[name],))
       for name, bounded in _BOUNDED.items()),

@@ -18,6 +18,7 @@ from fxguard.records import Range, Role, Severity, Source
 __all__ = ["ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
 
 MOST_STEPS = 64  # in one walk
+MOST_VALUES = 1024  # in one walk to what is learned
 MOST_ALIKE = 4  # other turns of a loop that are looked at
 
 # The root of a number that a dtype cannot hold may be a number that it can hold.
@@ -280,6 +281,18 @@ class Surroundings:
         """Whether a gradient flows to a value, or to what it was moved or cast from, if given."""
         roots = {value, *(each for step in self.behind(value) for each in step.inputs)}
         return any(self.values[root].needs_gradient for root in roots)
+
+    def is_learned(self, value: int) -> bool:
+        """Whether anything that a value was computed from needs a gradient, or is a weight."""
+        todo, seen = [value], {value}
+        while todo and len(seen) <= MOST_VALUES:
+            each = todo.pop()
+            found, step = self.values[each], self._maker.get(each)
+            if found.needs_gradient or found.role is Role.WEIGHT:
+                return True
+            todo += [read for read in (() if step is None else step.inputs) if read not in seen]
+            seen.update(todo)
+        return bool(todo)
 
     def is_masked(self, value: int) -> bool:
         """Whether a value holds an intended infinity, or one that was given to the model."""

@@ -22,7 +22,7 @@ from fxguard.graph.poles import ATTENTION, PRODUCTS, plain
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import dtype_of
-from fxguard.measure.details import are_counts
+from fxguard.measure.details import are_counts, least_above_zero
 
 __all__ = ["evidence_alone", "evidence_at", "evidence_of"]
 
@@ -202,7 +202,10 @@ class _Part:
         is_whole = or_else(False, are_counts, value)
         dtype, count = dtype_of(value), part.numel()
         is_all = count == value.numel() and sum(size > 1 for size in value.shape) > 1
-        return Operand(low, high, wide_low, wide_high, count, dtype, name, is_whole, is_all)
+        unknown: float | None = None
+        is_given = low == 0 and not value.requires_grad
+        least = or_else(unknown, least_above_zero, value) if is_given else None
+        return Operand(low, high, wide_low, wide_high, count, dtype, name, is_whole, is_all, least)
 
     def of(self, value: Tensor, given: Tensor) -> Tensor:
         """The elements of an operand, in either form, given its original shape."""

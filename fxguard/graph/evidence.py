@@ -26,6 +26,9 @@ class Operand:
     # Whether all elements of the whole operand are whole numbers, and some are above 1: a count.
     is_whole: bool = False
     is_all: bool = False  # whether it is all of a tensor of several rows
+    # The smallest magnitude above 0 in the whole operand, if that is 0 here, needs no gradient, and
+    # is no large tensor; None if not known.
+    least: float | None = None
 
     @property
     def number(self) -> float | None:

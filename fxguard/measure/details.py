@@ -11,7 +11,14 @@ from torch import Tensor
 from fxguard.measure.traceable import inside, magnitudes, numbers
 from fxguard.records import Severity
 
-__all__ = ["Detail", "are_counts", "are_logs_of_counts", "describe", "not_finite_in"]
+__all__ = [
+    "Detail",
+    "are_counts",
+    "are_logs_of_counts",
+    "describe",
+    "least_above_zero",
+    "not_finite_in",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class Detail:
 
 MOST_ROWS = 3  # named
 LEAST_COUNTS, MOST_COUNTS = 16, 4096  # elements from which they are known as counts
+MOST_ELEMENTS = 2**20  # of a tensor that is looked through for its smallest element
 LARGEST_LOG = 9.0  # above it float32 does not tell logarithms of whole numbers from others
 
 
@@ -78,6 +86,22 @@ def are_counts(value: Tensor) -> bool:
     if not numbers.numel() or not 0 == float(numbers.min()) < 1 < float(numbers.max()) < math.inf:
         return False
     return bool((numbers == numbers.round()).all())
+
+
+def least_above_zero(value: Tensor) -> float | None:
+    """The smallest magnitude of a tensor's elements that are not 0.
+
+    Args:
+        value: a dense tensor of real numbers.
+
+    Returns:
+        None if there is no such element, if one is not finite, or if the tensor is a long one.
+    """
+    if value.is_complex() or value.numel() > MOST_ELEMENTS:
+        return None
+    sizes = value.detach().flatten().double().abs()
+    sizes = sizes[sizes != 0]
+    return float(sizes.min()) if sizes.numel() and bool(sizes.isfinite().all()) else None
 
 
 def are_logs_of_counts(value: Tensor) -> bool:

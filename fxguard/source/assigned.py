@@ -19,6 +19,7 @@ __all__ = [
     "converted_by",
     "function_around",
     "function_called_in",
+    "handed_on_by",
     "holds",
     "in_words",
     "source_of",
@@ -127,11 +128,11 @@ def converted_by(code: str, name: str) -> str:
 
 def _behind_conversions(node: ast.expr | None) -> str:
     while node is not None and not isinstance(node, ast.Name):
-        node = _handed_on_by(node)
+        node = handed_on_by(node)
     return "" if node is None else node.id
 
 
-def _handed_on_by(node: ast.expr) -> ast.expr | None:
+def handed_on_by(node: ast.expr) -> ast.expr | None:
     """What an expression takes its numbers from; None if it computes them."""
     if isinstance(node, ast.Subscript):
         return node.value

@@ -460,6 +460,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
+    "add 1 to the counts",
     "take the difference in {made} in float64",
     "look at the numbers that {power}",
     "{power} made 0",
