@@ -28,6 +28,8 @@ __all__ = [
     "origins_of",
 ]
 
+NEAR_POLES = frozenset(["div", "log", "log10", "log2", "reciprocal", "rsqrt"])
+
 
 def origins_of(
     backward: BackwardFlow,
@@ -103,16 +105,22 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
     if _is_sound(gradient):
         lost = any(is_lost(operand, gradient.dtype) for operand in gradient.operands)
         return "underflow" if lost else "rounding"
+    if forward is None and _is_near_pole(gradient):
+        return "overflow"  # of the widest dtype
     return "singular gradient" if same is not None or gradient.degeneracy else "unknown"
 
 
 def is_of_small_operand(cause: str, seen: BackwardEvidence) -> bool:
     """Whether a gradient overflowed because its operation read a number near its pole."""
-    operands = [each for each in seen.gradient.operands if each.dtype and each.count == 1]
-    name = plain(seen.gradient.kind)
     if cause != "overflow" or seen.forward is not None or seen.inside is not None:
         return False
-    if name not in ("div", "log", "log10", "log2", "reciprocal", "rsqrt") or not operands:
+    return _is_near_pole(seen.gradient)
+
+
+def _is_near_pole(gradient: Evidence) -> bool:
+    """Whether the operand of a logarithm, or a divisor, is so small that its square is 0."""
+    operands = [each for each in gradient.operands if each.dtype and each.count == 1]
+    if plain(gradient.kind) not in NEAR_POLES or not operands:
         return False
     form = format_of(operands[-1].dtype)
     return form is not None and 0 < abs(operands[-1].low) < form.max**-0.5

@@ -5,6 +5,7 @@ Repairs run here as a user would write them; numbers that are told are counted b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -278,6 +279,18 @@ def test_a_small_operand_is_no_growth() -> None:
     assert (origin.cause, origin.fixes[0].kind) == ("overflow", "exact")
     assert cause_text(origin) == ": its operand is so small that the derivative overflows"
     assert origin.fixes[0].text.startswith("take log_softmax(x, dim)")
+
+
+def test_a_small_operand_in_float64_is_none_of_a_pole() -> None:
+    """No dtype is wider: a determinant of 1e-312 has a logarithm, and no derivative that fits."""
+
+    def volume(x: Tensor) -> Tensor:
+        return torch.log(torch.linalg.det(torch.diag(x.exp()))).sum()
+
+    at = torch.full((39,), math.log(1e-8), dtype=torch.float64, requires_grad=True)
+    origin = origin_of(volume, at)
+    assert cause_text(origin) == ": its operand is so small that the derivative overflows"
+    assert origin.fixes[0].text.startswith("take slogdet(")
 
 
 @dataclass(frozen=True)
