@@ -306,7 +306,9 @@ class Case(Numbers):
         step = cut_at_zero(self.around)
         if step is not None:
             return f" in place of {titled(step)}"
-        step = made_at(self.around, self.around.culprit)
+        operands = () if self.evidence is None else self.evidence.operands
+        number = operands[0].low if operands and operands[0].count == 1 else None
+        step = made_at(self.around, self.around.culprit, number)
         return "" if step is None else f" in {titled(step)}"
 
     @property

@@ -14,6 +14,7 @@ from fxguard.advice._rules import Rule
 from fxguard.advice._rules import names_in as _names
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
+from fxguard.advice.chosen_products import words_of_product
 from fxguard.advice.end_of_range import is_at_end, maker_at_end, words_of_end
 from fxguard.advice.iterated import words_of_step
 from fxguard.advice.numbers import DOMAINS
@@ -494,6 +495,11 @@ RULES = (
     Rule("singular gradient", _LOG | _names("pow rsqrt sqrt"), "advice",
          "keep {c.x} away from 0 where it is made{c.made_in}, by clamp(min=1e-6): {c.steep} reads "
          "it, too, and has no derivative at 0", _is_steep_elsewhere),
+    Rule("singular gradient, domain", _names("mul"), "exact",
+         "take {instead} in place of {x} in the product: the branch that is not taken has a "
+         "gradient, and 0 * inf is NaN",
+         lambda c: signs.is_chosen_after(c) and bool(words_of_product(c)), alone=True,
+         words=words_of_product),
     Rule("singular gradient, domain", None, "exact",
          "choose a safe argument of {c.name} by where, too: the branch that is not taken has a "
          "gradient, and 0 * inf is NaN", signs.is_chosen_after,

@@ -45,6 +45,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 _PASSED = MOVES | SELECTS | CASTS
+_JOINS = _names("cat concat concatenate hstack stack vstack")
 _CLAMPS = _names("clamp clamp_min clip hardtanh")
 _RELUS = _names("relu relu6 threshold")
 _PRODUCTS = _names("baddbmm bmm einsum matmul mm mul")
@@ -63,10 +64,16 @@ _COMBINES = frozenset(map(plain, _PASSED)) | _names(
 )
 
 
-def made_at(around: Surroundings, value: int | None) -> Step | None:
+def made_at(around: Surroundings, value: int | None, number: float | None = None) -> Step | None:
     """The operation that computed a value, behind moves, selections and casts; None if given.
 
     That of a model, whose output the value is, counts as well.
+
+    Args:
+        around: the surroundings.
+        value: the value.
+        number: an element of it, which tells of several tensors that were joined which one is
+            meant; None: the first.
     """
     for _ in range(MOST_STEPS):
         step = None if value is None else around.maker_of(value)
@@ -75,7 +82,20 @@ def made_at(around: Surroundings, value: int | None) -> Step | None:
         if step is None or not step.inputs or (step.counts and step.kind not in _PASSED):
             return step
         value = step.inputs[0]
+        if plain(step.kind) in _JOINS and len(step.inputs) > 1 and number is not None:
+            value = next((x for x in step.inputs if _may_hold(around, x, number)), None)
+            if value is None:
+                return step
     return None
+
+
+def _may_hold(around: Surroundings, value: int, number: float) -> bool:
+    """Whether an element of a value may be this number; not if its range is unknown."""
+    found = around.range_of(value)
+    # What a row tells is of float32.
+    return found is not None and (
+        found.abs_min * (1 - 1e-6) <= abs(number) <= found.abs_max * (1 + 1e-6)
+    )
 
 
 def cut_at_zero(around: Surroundings) -> Step | None:

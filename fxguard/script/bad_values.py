@@ -202,6 +202,8 @@ class BadValues:
                 return
             call = read_call(func, args, kwargs or {})
             known = batch.live.key_of(call.first)
+            if known is None and result is call.first and not call.written:
+                known = self._key_of_given(result, "input[0]")  # as `float` gives what is float32
             if known is not None and is_move(call, call.first, result):
                 batch.live.remember(result, known)
                 self._keys[id(record)] = record, known
@@ -238,6 +240,10 @@ class BadValues:
             if self._waits(record, late.args, late.record_of):
                 return
             call = read_call(record.func, late.args, late.kwargs)
+            if tensor is not None and tensor is call.first and not call.written:
+                known = batch.live.key_of(tensor) or self._key_of_given(tensor, "input[0]")
+                self._keys[id(record)] = record, known
+                return
             inputs = []
             for label, read in rows_read(call):
                 if (known := late.record_of(read)) is not None:
@@ -353,13 +359,16 @@ class BadValues:
         if key is None and (record := self._record_of(tensor)) is not None:
             key = self._key_of_record(record)
             batch.live.remember(tensor, key)
-        if key is None:
-            role, name = held_name(tensor) or (Role.INPUT, label)
-            key = batch.value_of(tensor, name, role)
-            if self._is_output(tensor):
-                batch.masks.add(key)
-            if role is Role.INPUT and self._is_gradient(tensor):
-                self._gradients.add(key)
+        return self._key_of_given(tensor, label) if key is None else key
+
+    def _key_of_given(self, tensor: Tensor, label: str) -> Key:
+        """The value of a tensor that nothing of the script has made."""
+        role, name = held_name(tensor) or (Role.INPUT, label)
+        key = self.batch.value_of(tensor, name, role)
+        if self._is_output(tensor):
+            self.batch.masks.add(key)
+        if role is Role.INPUT and self._is_gradient(tensor):
+            self._gradients.add(key)
         return key
 
     def _record_of(self, tensor: Tensor) -> Record | None:

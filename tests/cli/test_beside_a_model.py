@@ -216,6 +216,22 @@ def test_a_loss_reads_an_infinity_that_a_model_made_of_a_mask(run_here: RunHere)
     assert "see what makes scores +inf in sub (script.py:12)" in fix
 
 
+@pytest.mark.parametrize("cast", ["p.grad.float()", "p.grad.to(torch.float32)", "p.grad"])
+def test_a_norm_of_a_scaled_gradient_is_worth_no_note(ends_as_ever: EndsAsEver, cast: str) -> None:
+    """A cast that changes nothing has made nothing: the scaler's step is skipped."""
+    text = (
+        "scaler = torch.amp.GradScaler('cpu', 2.0**127)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    scaler.scale(net(x).pow(2).mean() * 100).backward()\n"
+        f"    sizes = [{cast}.norm().item() for p in net.parameters()]\n"
+        "    scaler.step(optimizer)\n"
+        "    scaler.update()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    assert "note:" not in ends_as_ever(HEAD + text)
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_script_that_is_right_ends_as_ever(ends_as_ever: EndsAsEver, name: str) -> None:
     """It prints what it prints without fxguard."""

@@ -627,7 +627,43 @@ ROUNDED = {
     ),
 }
 
+MASKED = (
+    "z = torch.randn(3, 4, requires_grad=True)\n"
+    "legal = torch.tensor([True, True, False, True])\n"
+    "logp = z.masked_fill(~legal, -math.inf).log_softmax(-1)\n"
+)
+# Products with -inf, of which a where leaves out what is NaN.
+CHOSEN = {
+    "an entropy of legal actions": (
+        f"{MASKED}plogp = logp.exp() * logp\n"
+        "h = -torch.where(legal, plogp, torch.zeros_like(plogp)).sum(-1)\nh.mean().backward()\n",
+        "take torch.where(legal, logp, 0) in place of logp in the product",
+    ),
+    "the same the other way round": (
+        f"{MASKED}p = logp.exp()\nplogp = logp * p\n"
+        "h = torch.where(~legal, torch.zeros(3, 4), plogp).sum()\nh.backward()\n",
+        "take torch.where(~legal, 0, logp) in place of logp in the product",
+    ),
+}
+# Several tensors joined, of which another one than the first is negative.
+JOINED = {
+    "a recurrence": (
+        "a, s, out = torch.tensor(-0.5, requires_grad=True), torch.tensor(1.0), []\n"
+        "for _ in range(4):\n    out.append(s)\n    s = a + 0.2 * s\n"
+        "s2 = torch.stack(out)\nloss = torch.log(s2).sum()\nloss.backward()\n",
+        "see why s2 is negative in add (script.py:7)",
+    ),
+    "rows": (
+        "w = torch.tensor([0.5, -0.25], requires_grad=True)\n"
+        "x = torch.cat([w.exp(), w * 3])\n"
+        "loss = x.sqrt().sum()\nloss.backward()\n",
+        "see why x is negative in mul (script.py:5)",
+    ),
+}
+
 FIRST = {
+    **CHOSEN,
+    **JOINED,
     **ROUNDED,
     **AT_THE_END,
     **OUTSIDE,
