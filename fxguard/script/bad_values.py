@@ -241,8 +241,8 @@ class BadValues:
                 return
             call = read_call(record.func, late.args, late.kwargs)
             if tensor is not None and tensor is call.first and not call.written:
-                known = batch.live.key_of(tensor) or self._key_of_given(tensor, "input[0]")
-                self._keys[id(record)] = record, known
+                key = batch.live.key_of(tensor) or self._key_of_given(tensor, "input[0]")
+                self._keys[id(record)] = record, key
                 return
             inputs = []
             for label, read in rows_read(call):
