@@ -1,7 +1,8 @@
 """What an operation read at a bad element, where only magnitudes are known. Knows nothing of torch.
 
-Finite numbers divide to NaN only as 0 / 0. Where arithmetic leaves one possibility, that is what
-happened, whoever may look at the elements: not under ``torch.func``, nor of tensors that are gone.
+Finite numbers divide to NaN only as 0 / 0, and their product is infinite only if it is too large.
+Where arithmetic leaves one possibility, that is what happened, whoever may look at the elements:
+not under ``torch.func``, nor of tensors that are gone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from fxguard.graph.evidence import Evidence, Operand
-from fxguard.graph.poles import plain
+from fxguard.graph.poles import PRODUCTS, plain
 
 __all__ = ["deduced"]
 
@@ -19,6 +20,9 @@ POLES = {
     **dict.fromkeys(("log", "log2", "log10", "rsqrt", "reciprocal"), 0.0),
     "log1p": -1.0,
 }
+# Finite numbers make infinities here only where the dtype ends.
+GROWING = PRODUCTS | {"add", "cumsum", "mul", "square", "sub", "sum"}
+MANY = 2  # elements: which of them is not known
 QUOTIENTS = frozenset({"div", "divide", "true_divide", "truediv"})
 
 
@@ -54,6 +58,9 @@ def deduced(
         if read[0][0] <= abs(pole) <= read[0][1]:
             numbers = (pole,)
             made = -math.inf if name.startswith("log") else math.inf
+    if not is_nan and name in GROWING:
+        operands = tuple(Operand(-high, high, count=MANY, dtype=dtype) for _, high in read)
+        return Evidence(kind, dtype, (), made, operands)
     if numbers is None:
         return None
     operands = tuple(Operand(number, number, dtype=dtype) for number in numbers)

@@ -16,6 +16,7 @@ from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
 from fxguard.advice.chosen_products import words_of_product
 from fxguard.advice.end_of_range import is_at_end, maker_at_end, words_of_end
+from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_step
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
@@ -376,7 +377,8 @@ RULES = (
          lambda c: signs.is_count_less_one(c) and not signs.is_of_squares(c),
          rewrites=_BY_COUNT),
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
-         "take {c.counted}.clamp(min=1): it counts a mask, or edges, of which there may be none",
+         "take {c.counted}.clamp(min=1): a count may be 0, as of an empty mask or a node without "
+         "edges",
          lambda c: signs.is_count_of_mask(c) and not signs.is_count_less_one(c),
          rewrites=_BY_COUNT),
     Rule("zero divisor", _LOG, "advice",
@@ -452,7 +454,12 @@ RULES = (
     Rule("domain", _POSITIVE, "advice",
          "make {c.operand} positive where it is computed{c.made_at}, by softplus, exp or a "
          "softmax: a bound has no gradient there", lambda c: _is_free(c) and c.is_of_layer()),
-    Rule("domain", _POSITIVE, "advice",
+    Rule("domain", _LOG | {"rsqrt"}, "advice",
+         "see why {c.operand} is negative{c.made_at}, and keep it positive there, by softplus or "
+         "exp: clamp(min=0) makes {c.name} infinite",
+         lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
+         and not signs.is_root_of_powers(c)),
+    Rule("domain", _POSITIVE - _LOG - {"rsqrt"}, "advice",
          "see why {c.operand} is negative{c.made_at}; where it may be, bound it by clamp(min=0), "
          "which has no gradient there",
          lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
@@ -563,6 +570,10 @@ RULES = (
     Rule("domain", _LOSSES, "advice",
          "leave out targets that the mask excludes: their probability is 0",
          lambda c: c.reads_infinity() and not (c.reads_plus_infinity() or _is_smoothed(c))),
+    Rule("domain", _names("sub"), "advice",
+         "take a number of your data's range for the infinities before the difference, such as "
+         "{name}.clamp({bound}=...), or leave them out: inf - inf is NaN",
+         lambda c: not c.reads_mask() and bool(words_of_infinities(c)), words=words_of_infinities),
     Rule("domain", None, "advice", "look at what made its operand infinite", Case.reads_infinity,
          last=True),
     Rule("masked row", _names("sub"), "advice",

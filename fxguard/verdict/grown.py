@@ -165,7 +165,9 @@ def _of_inputs(
     others = [_magnitude(first.flow, x) for x in first.step.inputs if x != first.operand]
     largest = max(filter(None, others), default=0.0)
     role = first.flow.values[first.operand].role
-    if not is_data or first.step.source is None or role is Role.WEIGHT:
+    # What a script multiplies data with, from the right, may be weights, whoever has made them.
+    may_be_weight = role is not Role.INPUT and first.step.inputs[:1] != (first.operand,)
+    if not is_data or first.step.source is None or role is Role.WEIGHT or may_be_weight:
         return
     if first.before < UNSCALED or first.before < UNSCALED * min(largest, 1.0):
         return

@@ -661,7 +661,31 @@ JOINED = {
     ),
 }
 
+# Readings out of range, which are infinite.
+INFINITE = {
+    "neighbours": (
+        "ranges = torch.tensor([1.0, math.inf, math.inf, 2.0])\n"
+        "jumps = (ranges[1:] - ranges[:-1]).clamp(-2, 2)\nprint(jumps.sum().item())\n",
+        "such as ranges.clamp(max=...)",
+    ),
+    "pairs of distances": (
+        "d = torch.tensor([[1.0, 2.0], [math.inf, math.inf]])\n"
+        "gap = d[:, 0].sub(d[:, 1])\nprint(gap.mean().item())\n",
+        "such as d.clamp(max=...)",
+    ),
+}
+# A logarithm of what a bound would make 0.
+KEPT_POSITIVE = {
+    "a variance": (
+        "a, x = torch.tensor(-0.5, requires_grad=True), torch.rand(5)\n"
+        "v = (0.2 + a) * x.mean()\nloss = torch.log(v) + 1 / v\nloss.backward()\n",
+        "negative in mul (script.py:5), and keep it positive there, by softplus or exp",
+    ),
+}
+
 FIRST = {
+    **KEPT_POSITIVE,
+    **INFINITE,
     **CHOSEN,
     **JOINED,
     **ROUNDED,
@@ -687,6 +711,11 @@ FIRST = {
 
 # What is not said of these, and what is.
 TWINS = {
+    "infinities of two variables": (
+        "a, b = torch.tensor([1.0, math.inf]), torch.tensor([2.0, math.inf])\n"
+        "print((a - b).sum().item())\n",
+        "of your data's range",
+    ),
     "a mask of ones in few digits": (
         f"keep = (torch.ones(2, 3) > 0).to({HALF})\n"
         f"x = torch.rand(2, 3).to({HALF})\n"
@@ -909,6 +938,20 @@ def test_what_is_hidden_before_the_arithmetic_is_healthy(run_here: RunHere, text
     data += "y[4] = math.nan\nseen = ~y.isnan()\n"
     status, _, err = run_here(f"{HEAD}{data}{text}err.mean().backward()\n")
     assert status == 0, err
+
+
+def test_a_weight_that_a_script_makes_is_no_data(run_here: RunHere) -> None:
+    """It is multiplied with data from the right, and grew."""
+    text = (
+        "x, y = torch.randn(8, 3), torch.randn(8)\n"
+        "p = {'w': torch.rand(3, 3), 'v': torch.rand(3)}\n"
+        "f = lambda p: ((torch.relu(x @ p['w']) @ p['v'] - y) ** 2).mean()\n"
+        "for _ in range(60):\n    g = torch.func.grad(f)(p)\n"
+        "    p = {k: p[k] - 9.0 * g[k] for k in p}\nprint(p['v'].sum().item())\n"
+    )
+    err = run_here(HEAD + text).err
+    assert "made inf" in err.partition("\n")[0]
+    assert "scale x" not in err
 
 
 def test_what_exp_made_0_of_fits_float64(run_here: RunHere) -> None:

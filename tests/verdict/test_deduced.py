@@ -40,6 +40,16 @@ def test_the_only_possibility(
     assert words_for("zero divisor", found) == words
 
 
+@pytest.mark.parametrize("kind", ["matmul", "linear", "mul", "add", "sum", "square"])
+def test_a_product_that_is_too_large(kind: str) -> None:
+    """Finite numbers add and multiply to infinities only where the dtype ends."""
+    read = [(0.0, 2e31), (1e-3, 8e29)][: 1 if kind in ("sum", "square") else 2]
+    found = deduced(kind, "float32", is_nan=False, read=read)
+    assert found is not None
+    assert cause_of(found) == "overflow"
+    assert deduced(kind, "float32", is_nan=True, read=read) is None
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_more_than_one(name: str) -> None:
     kind, is_nan, read = UNKNOWN[name]

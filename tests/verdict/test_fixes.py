@@ -183,7 +183,7 @@ CASES = (
     Case("zero divisor", "s = sum(x, 1); n = sqrt(s); y = div(x, n)!",
          "advice: add an eps inside the root, sqrt(s + 1e-4)"),
     Case("zero divisor", "d = scatter_add(z, i, o); y = pow(d, -0.5)!",
-         "advice: take n.clamp(min=1): it counts"),
+         "advice: take n.clamp(min=1): a count may be 0"),
     Case("zero divisor", "o = ones(4); n = sum(o); y = log(n)!", "advice: take log1p(n)"),
     Case("zero divisor", "v = var(x, 1); y = log(v)!", "advice: add an eps to the variance"),
     Case("zero divisor", "s = mul(x, x); m = mean(s, 1); y = rsqrt(m)!",
@@ -460,6 +460,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
+    "take a number of your data's range",
     "add 1 to the counts",
     "take the difference in {made} in float64",
     "look at the numbers that {power}",
