@@ -16,11 +16,19 @@ from fxguard.advice.frequencies import frequencies, words_of_frequencies
 from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import one_maximum, words_of_maximum
 from fxguard.advice.positive import made_at
+from fxguard.advice.scaled_vectors import is_factor_of_vectors, words_of_vectors
 from fxguard.advice.vanished_powers import (
     far_beyond,
     vanished_power,
     words_of_far,
     words_of_power,
+)
+from fxguard.advice.vanished_squares import (
+    free_of_scale,
+    is_free_of,
+    vanished_square,
+    words_of_scale,
+    words_of_square,
 )
 from fxguard.advice.written_operands import titled
 from fxguard.advice.zero_factors import holds_zeros, words_of_factor, zero_factor
@@ -121,6 +129,14 @@ def _wider(dtype: str) -> str:
 
 def _is_vanished(case: Case) -> bool:
     return vanished.vanished_exp(case) is not None and not zeros.share_of(case)
+
+
+def _is_free_of_exp(case: Case) -> bool:
+    """A quotient in which the exponentials that vanished may have any factor, as powers of them."""
+    step = vanished.vanished_exp(case)
+    if step is None or not _is_vanished(case) or vanished.is_mean_by_kernel(case):
+        return False
+    return is_free_of(case, step.outputs[0])
 
 
 def _fits_wider(case: Case) -> bool:
@@ -253,6 +269,23 @@ ZERO_RULES = (
          "logsumexp or softmax), as {dtype} holds numbers down to {smallest}",
          lambda c: vanished_power(c) is not None and far_beyond(c) is None, words=words_of_power),
     Rule(_LOST, names_in("div"), "advice",
+         "divide by the largest first, {scaled}: the quotient stays the same, and {power} made 0 "
+         "of {numbers} in {dtype}{logs}; a safe divisor makes a wrong number of it",
+         lambda c: free_of_scale(c) is not None, words=words_of_scale, alone=True),
+    Rule(_LOST, names_in("div"), "advice",
+         "take softmax of what {exp} reads, in place of it: the quotient stays the same if all are "
+         "divided by their sum, and {name} made 0 of {number}", _is_free_of_exp, words=_vanished,
+         alone=True),
+    Rule(_LOST, _LOG, "advice",
+         "{power} made 0 of {numbers}: take {logarithm} in place of the log of the power, with "
+         "logsumexp for a sum, as {dtype} holds those of numbers down to {root}",
+         lambda c: vanished_square(c) is not None, words=words_of_square),
+    Rule(_LOST, _DIVISIONS | {"rsqrt"}, "advice",
+         "{power} made 0 of {numbers}: scale them before it{wider}, as {dtype} holds those of "
+         "numbers down to {root}",
+         lambda c: vanished_square(c) is not None and not signs.is_variance(c),
+         words=words_of_square),
+    Rule(_LOST, names_in("div"), "advice",
          "take softmax of what {exp} reads as weights, in place of it divided by its sum: it made "
          "0 of {number}", lambda c: _is_vanished(c) and vanished.is_mean_by_kernel(c),
          words=_vanished),
@@ -367,7 +400,11 @@ ZERO_RULES = (
          lambda c: zeros.divides_by_own_norm(c) and not zeros.is_weight_by_norm(c)),
     Rule("zero divisor", names_in("div"), "advice",
          "add an eps to the norm, {c.x} + 1e-6: a norm is 0",
-         lambda c: zeros.is_norm(c) and not zeros.divides_by_own_norm(c) and c.eps_has_gradient()),
+         lambda c: zeros.is_norm(c) and not zeros.divides_by_own_norm(c) and c.eps_has_gradient()
+         and not is_factor_of_vectors(c)),
+    Rule("zero divisor", names_in("div"), "advice",
+         "{first}, or {second}: a norm is 0, and its factor infinite",
+         lambda c: is_factor_of_vectors(c) and c.eps_has_gradient(), words=words_of_vectors),
     Rule("zero divisor", names_in("div"), "advice",
          "take F.cosine_similarity, which bounds the divisor, or {c.x}.clamp(min=1e-8): a vector "
          "is all zeros", lambda c: zeros.divides_by_two_norms(c) and c.eps_has_gradient()),

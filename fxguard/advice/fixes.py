@@ -436,7 +436,7 @@ RULES = (
          lambda c: c.has_other_pole() and not c.is_cut_at_zero() and bool(c.made_at), last=True),
     Rule("zero divisor", _DIVISIONS, "advice",
          "add an eps inside the root, sqrt(s + {c.near_zero}): at 0 the root has no derivative",
-         signs.is_root_by_hand),
+         lambda c: signs.is_root_by_hand(c) and c.is_differentiated()),
     Rule("zero divisor, rounding", _DIVISIONS | _names("atanh erfinv log log10 log1p log2 logit"),
          "advice",
          "keep {number} {inside} where it is made, in {made}, by clamp({bounds}){lost}",

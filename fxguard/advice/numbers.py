@@ -106,6 +106,17 @@ class Numbers:
         step = made_at(self.around, self.around.culprit)
         return step is not None and plain(step.kind) in LAYERS
 
+    def is_differentiated(self) -> bool:
+        """Whether a gradient flows to the operand in question, or whether that is not known."""
+        culprit, operands = (
+            self.around.culprit,
+            () if self.evidence is None else self.evidence.operands,
+        )
+        tensors = [each for each in operands if each.dtype]
+        if culprit is None or not tensors or tensors[-1].needs_gradient is not False:
+            return True
+        return self.around.is_learned(culprit)
+
     def is_of_parameters(self) -> bool:
         """It is computed of parameters that may turn negative."""
         return bool(self._parameters())

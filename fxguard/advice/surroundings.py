@@ -290,6 +290,8 @@ class Surroundings:
             found, step = self.values[each], self._maker.get(each)
             if found.needs_gradient or found.role is Role.WEIGHT:
                 return True
+            if step is not None and step.kind == "requires_grad_":  # of torch.func as well
+                return True
             todo += [read for read in (() if step is None else step.inputs) if read not in seen]
             seen.update(todo)
         return bool(todo)

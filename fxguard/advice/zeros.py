@@ -23,6 +23,7 @@ from fxguard.source.added import is_added_at
 from fxguard.source.weighed import is_weighed_at
 
 __all__ = [
+    "NORMS",
     "divides_by_own_norm",
     "divides_by_two_norms",
     "exponents",
@@ -50,7 +51,7 @@ _SUMS = names_in("mean nansum sum")
 _READ_FEATURES = LAYERS | names_in("gru lstm multi_head_attention_forward rnn_relu rnn_tanh")
 _TO_FEATURES = _PASSED | names_in("batch_norm div dropout mul sub")
 _STACKS = names_in("cat concat concatenate dstack hstack stack vstack")
-_NORMS = names_in("norm vector_norm linalg_norm linalg_vector_norm")
+NORMS = names_in("norm vector_norm linalg_norm linalg_vector_norm")
 _COMPARISONS = names_in("eq ge gt le logical_and logical_not logical_or lt ne tril triu")
 # They are 0 where their operand is.
 _KEEPS_ZERO = _PASSED | names_in(
@@ -280,7 +281,7 @@ def _is_weighted_square(case: Case, value: int) -> bool:
 def is_norm(case: Case) -> bool:
     """It divides by a norm."""
     step = made_by(case.around, case.around.culprit)
-    return case.name == "div" and step is not None and plain(step.kind) in _NORMS
+    return case.name == "div" and step is not None and plain(step.kind) in NORMS
 
 
 def divides_by_own_norm(case: Case) -> bool:
@@ -331,7 +332,7 @@ def divides_by_two_norms(case: Case) -> bool:
     """It divides by the product of two norms: a cosine."""
     factors = factors_of(made_by(case.around, case.around.culprit))
     made = [made_by(case.around, each) for each in factors]
-    return len(made) == 2 and all(x is not None and plain(x.kind) in _NORMS for x in made)
+    return len(made) == 2 and all(x is not None and plain(x.kind) in NORMS for x in made)
 
 
 def is_capped_ratio(case: Case) -> bool:

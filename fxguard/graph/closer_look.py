@@ -205,7 +205,19 @@ class _Part:
         unknown: float | None = None
         is_given = low == 0 and not value.requires_grad
         least = or_else(unknown, least_above_zero, value) if is_given else None
-        return Operand(low, high, wide_low, wide_high, count, dtype, name, is_whole, is_all, least)
+        return Operand(
+            low,
+            high,
+            wide_low,
+            wide_high,
+            count,
+            dtype,
+            name,
+            is_whole,
+            is_all,
+            least,
+            value.requires_grad,
+        )
 
     def of(self, value: Tensor, given: Tensor) -> Tensor:
         """The elements of an operand, in either form, given its original shape."""

@@ -29,6 +29,7 @@ class Operand:
     # The smallest magnitude above 0 in the whole operand, if that is 0 here, needs no gradient, and
     # is no large tensor; None if not known.
     least: float | None = None
+    needs_gradient: bool | None = None  # None if not known, as of a number
 
     @property
     def number(self) -> float | None:

@@ -462,6 +462,10 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 OF_PROGRAMS = (
     "take a number of your data's range",
     "add 1 to the counts",
+    "{first}, or {second}",
+    "divide by the largest first",
+    "{power} made 0 of {numbers}",
+    "take softmax of what {exp} reads, in place",
     "take the difference in {made} in float64",
     "look at the numbers that {power}",
     "{power} made 0",
