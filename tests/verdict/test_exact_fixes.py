@@ -176,6 +176,17 @@ def chosen(x: Tensor, before: bool) -> Tensor:
     return torch.where(x > 0, argument.sqrt(), 0.0)
 
 
+def entropy(x: Tensor, *, before: bool) -> Tensor:
+    """Of what is legal, by a ``where`` before or after the product alone."""
+    legal = x > -300
+    logp = x.masked_fill(~legal, -torch.inf).log_softmax(DIM)
+    if before:
+        plogp = logp.exp() * torch.where(legal, logp, 0)
+    else:
+        plogp = logp.exp() * logp
+    return torch.where(legal, plogp, torch.zeros_like(plogp)).sum(DIM)
+
+
 CASES = [
     *(
         case
@@ -306,6 +317,8 @@ CASES = [
           mended=lambda x, gate: masked(x * 2 * gate).softmax(DIM)),
     Exact("choose a safe argument of sqrt by where, too", {"x": torch.tensor([-1.0, 0.0, 4.0])},
           broken=lambda x: chosen(x, before=False), mended=lambda x: chosen(x, before=True)),
+    Exact("take torch.where(legal, logp, 0) in place of logp in the product", {"x": X},
+          broken=lambda x: entropy(x, before=False), mended=lambda x: entropy(x, before=True)),
 ]  # fmt: skip
 
 IDS = [f"{number}: {case.says[:60]}" for number, case in enumerate(CASES)]
