@@ -181,9 +181,8 @@ def entropy(x: Tensor, *, before: bool) -> Tensor:
     legal = x > -300
     logp = x.masked_fill(~legal, -torch.inf).log_softmax(DIM)
     if before:
-        plogp = logp.exp() * torch.where(legal, logp, 0)
-    else:
-        plogp = logp.exp() * logp
+        return (logp.exp() * torch.where(legal, logp, 0)).sum(DIM)
+    plogp = logp.exp() * logp
     return torch.where(legal, plogp, torch.zeros_like(plogp)).sum(DIM)
 
 
