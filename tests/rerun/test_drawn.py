@@ -438,7 +438,7 @@ def test_a_layer_of_a_transformer() -> None:
 UNDER_INDUCTOR = [
     (Net, {}, torch.float32),
     (Net, {"replay": True}, torch.bfloat16),
-    (Checkpointed, {}, torch.float32),
+    pytest.param(Checkpointed, {}, torch.float32, marks=pytest.mark.campaign),
     pytest.param(Block, {}, torch.float32, marks=pytest.mark.campaign),
     pytest.param(Block, {"replay": True}, torch.float32, marks=pytest.mark.slow),
     pytest.param(Noisy, {}, torch.float32, marks=pytest.mark.campaign),
