@@ -16,6 +16,7 @@ from fxguard.advice.frequencies import frequencies, words_of_frequencies
 from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import one_maximum, words_of_maximum
 from fxguard.advice.positive import made_at
+from fxguard.advice.pushed_apart import distances, words_of_distances
 from fxguard.advice.scaled_vectors import is_factor_of_vectors, words_of_vectors
 from fxguard.advice.vanished_powers import (
     far_beyond,
@@ -256,6 +257,10 @@ ZERO_RULES = (
          "look at what makes {c.bare} 0, a number of the program; if it counts, divide by "
          "max({c.bare}, 1)",
          lambda c: signs.divides_by_number(c) and not signs.count_less_one(c)),
+    Rule(_LOST, _LOG, "advice",
+         "bound what {distances} reads, too, as by {vectors}: of what it makes the {mean}, "
+         "and this loss falls without end as the vectors move apart",
+         lambda c: distances(c) is not None, words=words_of_distances),
     Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "subtract the maximum of each {what} that is normalised{place}, {instead}, and not one of "
          "all: far below it exp makes 0 of a whole {what}, and with an eps it is still 0",

@@ -462,6 +462,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 OF_PROGRAMS = (
     "take a number of your data's range",
     "add 1 to the counts",
+    "bound what {distances} reads",
     "{first}, or {second}",
     "divide by the largest first",
     "{power} made 0 of {numbers}",
