@@ -12,7 +12,7 @@ from fxguard.advice import becomes, signs
 from fxguard.advice._rules import Rule, names_in
 from fxguard.advice.case import Case
 from fxguard.advice.zeros import is_normalized_in_turn
-from fxguard.graph.poles import PRODUCTS, SUMS
+from fxguard.graph.poles import PRODUCTS, SUMS, plain
 
 __all__ = ["REWRITES"]
 
@@ -168,6 +168,10 @@ REWRITES = (
                                                "instead of log(1 + exp({c.bare}))",
          becomes.is_softplus,
          rewrites=("log(1 + exp(x)) -> softplus(x)", "log1p(exp(x)) -> softplus(x)")),
+    Rule("overflow", names_in("cosh"), "exact",
+         "take logaddexp({c.bare}, -{c.x}) - log(2) instead of log(cosh({c.bare}))",
+         lambda c: any(plain(step.kind) == "log" for step in c.around.read_by),
+         rewrites=("log(cosh(x)) -> logaddexp(x, -x) - log(2)",)),
     Rule("overflow", names_in("exp"), "exact", "take sigmoid(x) instead of exp(x) / (1 + exp(x))",
          becomes.is_sigmoid_by_hand,
          rewrites=("exp(x) / (1 + exp(x)) -> sigmoid(x)",)),
@@ -192,7 +196,7 @@ REWRITES = (
          "take x + log(-expm1(-x)) instead of log(exp(x) - 1)", becomes.is_inverse_softplus),
     Rule("overflow", _EXPS, "exact",
          "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
-         becomes.is_logged,
+         lambda c: becomes.is_logged(c) and c.name != "cosh",
          rewrites=("log(sum(exp(x), d, k)) -> logsumexp(x, d, k)",
                    "log(exp(x) / sum(exp(x), d, True)) -> log_softmax(x, d)",
                    "log(diag(exp(x)) / sum(exp(x), d)) -> x.diag() - logsumexp(x, d)",

@@ -293,7 +293,9 @@ class Case(Numbers):
         source, text = self.around.step.source, operand_in(self.around)
         if source is None or not (name := variable_in(text)):
             return ""
-        step = made_at(self.around, self.around.culprit)
+        operands = () if self.evidence is None else self.evidence.operands
+        number = operands[0].low if operands else math.nan
+        step = made_at(self.around, self.around.culprit, number)
         known = in_words(self.assignments)
         if known or name != text or step is None or step.source is None:
             return known
@@ -405,7 +407,7 @@ class Case(Numbers):
         if culprit is None or least is None or found is None or found.abs_max > 1:
             return None
         is_far = self.name in LOGARITHMS and self.cause == "zero divisor"
-        is_far = is_far and least > FAR * float(self.near_zero)
+        is_far = is_far and FAR * float(self.near_zero) < least < 1  # 1 alone: what is certain
         return least if is_far and not self.around.is_learned(culprit) else None
 
     def log_of(self, number: float) -> float:

@@ -24,6 +24,7 @@ from fxguard.advice.root_of_difference import words_of_difference
 from fxguard.advice.rounded_to_one import words_of_rounded
 from fxguard.advice.surroundings import Surroundings
 from fxguard.findings import BROUGHT, Fix
+from fxguard.forgiving import or_else
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import (
     DEFAULT_EPS,
@@ -90,10 +91,12 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
         return (Fix("advice", MASK),)
     if case.inherits_infinity() or (cause == "overflow" and case.reads_infinity()):
         return (Fix("advice", "look at what made its operand infinite: in float64 it is finite"),)
-    found = [rule for rule in RULES if rule.applies(case)]
+    found = [rule for rule in RULES if or_else(False, rule.applies, case)]
     said = [rule for rule in found if rule.alone]
     said = said or [rule for rule in found if not rule.last] or found[:2]
-    fixes = dict.fromkeys(rule.fix(case) for rule in said)
+    nothing: Fix | None = None
+    worded = (or_else(nothing, rule.fix, case) for rule in said)
+    fixes = dict.fromkeys(fix for fix in worded if fix is not None)
     return tuple(sorted(fixes, key=lambda fix: fix.kind != "exact"))[:MOST_FIXES]
 
 
@@ -464,7 +467,10 @@ RULES = (
          "which has no gradient there",
          lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
          and not (signs.is_root_of_powers(c) or signs.is_learned_exponent(c))),
-    Rule("domain", _names("pow rsqrt sqrt"), "advice", VARIANCE, signs.is_difference_with_square),
+    Rule("domain", _names("pow rsqrt sqrt"), "advice",
+         "average x and x² alike, and of x less a first value, or in float64: of numbers far from "
+         "0, sq - mean ** 2 keeps roundings alone, and a bound hides them",
+         signs.is_difference_with_square),
     Rule("domain, rounding", _LOG, "advice",
          "compute the variance as the mean of (x - mean) ** 2, or in float64: of numbers far from "
          "0, sq - mean ** 2 keeps roundings alone, and so does a bound on it",

@@ -143,7 +143,7 @@ def _has_smooth(around: Surroundings, side: int, value: int) -> bool:
         step.inputs[0]
         for each in _behind(around, side)
         if each != value and (step := around.maker_of(each)) is not None
-        if plain(step.kind) in _SMOOTH
+        if plain(step.kind) in _SMOOTH and step.inputs
     )
     return any(
         read == value or are_equal(around, read, value)

@@ -55,7 +55,7 @@ def _found(case: Case, culprit: int) -> Iterator[OneMaximum]:
     while todo and len(seen) <= MOST_STEPS:
         value, sums = todo.pop(0)
         step = around.maker_of(value)
-        if step is None:
+        if step is None or not step.inputs:
             continue
         name = plain(step.kind)
         if name == "exp" and sums:

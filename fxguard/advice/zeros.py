@@ -183,6 +183,10 @@ def share_of(case: Case) -> str:
     if part is None:
         return ""
     name = plain(part.kind)
+    if name == "exp":  # what it read may be too far behind
+        return name
+    if not part.inputs:
+        return ""
     if name in ("cumprod", "prod"):
         return f"{name} of exp" if _is_made_by(case, part.inputs[0], "exp") else name
     if any(_is_mask(case, each) for each in factors_of(part)):
@@ -191,7 +195,7 @@ def share_of(case: Case) -> str:
     made = [plain(each.kind) for each in factors if each is not None]
     if not {"cumprod", "exp", "prod"}.isdisjoint(made):
         return "mul"
-    return name if name == "exp" else ""
+    return ""
 
 
 def _is_mask(case: Case, value: int) -> bool:
@@ -213,7 +217,7 @@ def exponents(case: Case) -> Mapping[str, str]:
     part = _own_part(case)
     if part is None:
         return {"z": "z", "bare": "z"}
-    step = made_by(case.around, part.inputs[0])
+    step = made_by(case.around, part.inputs[0]) if part.inputs else None
     is_exp = plain(part.kind) != "exp" and step is not None and plain(step.kind) == "exp"
     text = written_operand(step if is_exp and step is not None else part) or "z"
     return {"z": text, "bare": without_parentheses(text)}
@@ -228,7 +232,7 @@ def _own_part(case: Case) -> Step | None:
     if total is None or plain(total.kind) not in _SUMS:
         return None
     whole, part = (made_by(case.around, each) for each in (total.inputs[0], read[0]))
-    return part if part is not None and whole is part and part.inputs else None
+    return part if part is not None and whole is part else None
 
 
 def _is_made_by(case: Case, value: int, name: str) -> bool:

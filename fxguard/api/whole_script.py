@@ -325,7 +325,8 @@ class WholeScript:
             report: on that backward.
             given: tensors that the forward read, and that may have been bad already.
         """
-        written = self._beside.written([each for each in given if is_bad(each)])
+        # A logarithm of 0 is often meant.
+        written = self._beside.written([x for x in given if is_bad(x) and not x.isneginf().any()])
         made = None if written is None else self._report(*written)
         if made is None or made.origins[0].cause not in ARITHMETIC:
             return None

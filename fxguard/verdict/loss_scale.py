@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 from fxguard.findings import Fix
+from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.plan.blame import Blame
 from fxguard.records import Range
@@ -38,8 +39,13 @@ def factor_to_blame(
         seen: a closer look at it.
         scale: the known loss scale, which that run has divided out; None if unknown.
     """
-    factor = max([1.0, *_factors(backward, blame, scale or 1.0)])
-    if factor < LARGE_FACTOR or seen is None or cause_of_backward(seen) != "overflow":
+    if seen is None or cause_of_backward(seen) != "overflow":
+        return 1.0
+    # Of a loss in float32 any number of the program may be as large, and scales nothing.
+    is_half = limit_of_backward(seen) < FORMATS["bfloat16"].max or "bfloat16" in seen.gradient.dtype
+    numbers = is_half or scale is not None
+    factor = max([1.0, *_factors(backward, blame, scale or 1.0, of_numbers=numbers)])
+    if factor < LARGE_FACTOR:
         return 1.0
     needed = seen.gradient.needed
     if needed is None or needed / factor >= limit_of_backward(seen):
@@ -76,16 +82,19 @@ def fix_of_factor(seen: BackwardEvidence, factor: float, *, is_scale: bool) -> F
     return Fix("advice", f"a factor of 2**{exponent} at most in the loss: it is {factor:g}")
 
 
-def _factors(backward: BackwardFlow, blame: Blame, scale: float) -> Iterator[float]:
+def _factors(
+    backward: BackwardFlow, blame: Blame, scale: float, *, of_numbers: bool
+) -> Iterator[float]:
     """The constants that scale the incoming gradients of an operation.
 
     They are the gradient of the loss itself, without a known scale, and numbers that multiplied
-    something after the operation.
+    something after the operation, if these are asked for.
     """
     for incoming in backward.kept.incoming.values():
         if incoming.numel() == 1 and math.isfinite(number := abs(float(incoming))):
             yield number / scale
-    for step in reversed(backward.flow.steps[: (blame.step or 0) + 1]):
+    steps = backward.flow.steps[: (blame.step or 0) + 1] if of_numbers else []
+    for step in reversed(steps):
         literals = [abs(x) for x in step.literals if x]
         if plain(step.kind) == "mul":
             yield from literals

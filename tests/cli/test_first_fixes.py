@@ -683,7 +683,30 @@ KEPT_POSITIVE = {
     ),
 }
 
+# Densities that vanish in float32, in a program with large numbers and no loss scale.
+SCALELESS = {
+    "a prior of two scales": (
+        "net = torch.nn.Linear(3, 1)\n"
+        "def density(w, s):\n"
+        "    return torch.exp(-0.5 * math.log(2 * math.pi) - math.log(s) - w ** 2 / (2 * s ** 2))\n"
+        "x = torch.randn(8, 3)\nw = net.weight\n"
+        "with torch.no_grad():\n    w.fill_(0.1409)\n"
+        "prior = torch.log(0.5 * density(w, 0.01) + 0.5 * density(w, 0.0025)).sum()\n"
+        "loss = net(x).pow(2).mean() - prior / 100\nloss.backward()\n",
+        "work with logarithms: logsumexp",
+    ),
+}
+DEEP = {
+    "weights by costs that many operations made": (
+        "cost = torch.rand(8)\nfor _ in range(200):\n    cost = cost * 1.02 + 20.0\n"
+        "score = torch.exp(-cost)\nweight = score / score.sum()\nprint(weight.sum().item())\n",
+        "take softmax(-cost, dim)",
+    ),
+}
+
 FIRST = {
+    **SCALELESS,
+    **DEEP,
     **KEPT_POSITIVE,
     **INFINITE,
     **CHOSEN,
@@ -711,6 +734,10 @@ FIRST = {
 
 # What is not said of these, and what is.
 TWINS = {
+    "probabilities of which one is certain": (
+        "start = torch.tensor([1.0, 0.0, 0.0])\nprint(start.log().sum().item())\n",
+        "clamp(min=1)",
+    ),
     "infinities of two variables": (
         "a, b = torch.tensor([1.0, math.inf]), torch.tensor([2.0, math.inf])\n"
         "print((a - b).sum().item())\n",

@@ -58,6 +58,22 @@ GIVEN = {
     ),
 }
 
+# Logarithms of 0 that are meant: what cannot be.
+MEANT = (
+    "start = torch.tensor([1.0, 0.0]).log()\n"
+    "moves = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).log()\n"
+    "score = start + w[:2].log_softmax(0)\n"
+    "score = torch.logsumexp(score[:, None] + moves + w[:2].log_softmax(0), 0)\n"
+    "loss = -torch.logsumexp(score, 0)\nloss.backward()\n"
+)
+
+
+def test_what_is_meant_is_not_to_blame(run_here: RunHere) -> None:
+    """The backward is, which has no derivative there."""
+    err = run_here(HEAD + MEANT).err
+    assert err.startswith("backward of logsumexp made NaN (script.py:7)"), err
+    assert "begin with torch.finfo(torch.float32).min" in err
+
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_made_it_is_named(run_here: RunHere, name: str) -> None:

@@ -27,7 +27,7 @@ DIM = -1
 # What the sentences of fixes call by name.
 VOCABULARY: dict[str, Any] = {
     **{name: getattr(torch, name) for name in ("exp", "expm1", "log1p", "log2", "log10")},
-    **{name: getattr(torch, name) for name in ("sigmoid", "tanh", "atanh", "logaddexp")},
+    **{name: getattr(torch, name) for name in ("sigmoid", "tanh", "atanh", "logaddexp", "cosh")},
     **{name: getattr(torch, name) for name in ("softmax", "log_softmax", "logsumexp", "xlogy")},
     **{name: getattr(F, name) for name in ("kl_div", "logsigmoid", "softplus")},
     "log": lambda x: x.log() if isinstance(x, Tensor) else math.log(x),
@@ -316,6 +316,7 @@ CASES = [
           mended=lambda x, gate: masked(x * 2 * gate).softmax(DIM)),
     Exact("choose a safe argument of sqrt by where, too", {"x": torch.tensor([-1.0, 0.0, 4.0])},
           broken=lambda x: chosen(x, before=False), mended=lambda x: chosen(x, before=True)),
+    Exact("take logaddexp(x, -x) - log(2) instead of log(cosh(x))", {"x": X}),
     Exact("take torch.where(legal, logp, 0) in place of logp in the product", {"x": X},
           broken=lambda x: entropy(x, before=False), mended=lambda x: entropy(x, before=True)),
 ]  # fmt: skip
