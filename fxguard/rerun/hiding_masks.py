@@ -83,19 +83,20 @@ class _Hiding(Watcher):
         if not isinstance(ran.result, Tensor) and plain(walk.call_of(node).kind) != "setitem":
             return
         kind = plain(walk.call_of(node).kind)
-        passed: dict[int, Tensor] = {}
-        for read in node.all_input_nodes:
-            for number, hidden in self.hidden.get(read, {}).items():
-                passed[number] = _moved(walk, node, ran, read, hidden, kind)
         holder = node.args[0] if walk.call_of(node).kind in WRITTEN else node
         assert isinstance(holder, Node)
+        for read in node.all_input_nodes:
+            for number, hidden in list(self.hidden.get(read, {}).items()):
+                self.hide(holder, number, _moved(walk, node, ran, read, hidden, kind))
         for number, mask in enumerate(self.masks):
             if mask.applied.name == node.name:
-                own = _hidden(kind, node, mask, ran)
-                before = passed.get(number)
-                passed[number] = own if before is None else own | before
-        if passed:
-            self.hidden[holder] = self.hidden.get(holder, {}) | passed
+                self.hide(holder, number, _hidden(kind, node, mask, ran))
+
+    def hide(self, holder: Node, number: int, hidden: Tensor) -> None:
+        """Note what a mask hides in a value, besides what it hides there already."""
+        of_holder = self.hidden.setdefault(holder, {})
+        before = of_holder.get(number)
+        of_holder[number] = hidden if before is None else before | hidden
 
     def of_row(self, node: Node, args: Any, kwargs: Any) -> HiddenBy | None:
         """The answer for a softmax."""

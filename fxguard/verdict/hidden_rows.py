@@ -73,9 +73,11 @@ def _joined(told: Iterable[str], by: HiddenBy | None = None, *, is_apart: bool =
         by: which of them hide the row.
         is_apart: whether there are masks that do not hide it by themselves.
     """
-    found = list(dict.fromkeys(filter(None, told)))[:MOST_MASKS]
+    found = list(dict.fromkeys(filter(None, told)))
     if not found:
         return ""
+    if len(found) > MOST_MASKS:  # what is told of all is not true of some
+        found, by = found[:MOST_MASKS], None
     row = (by and by.keys) or "the row"
     if len(found) == 1:
         mask, made = _parted(found[0])
