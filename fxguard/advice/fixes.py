@@ -459,7 +459,7 @@ RULES = (
          "softmax: a bound has no gradient there", lambda c: _is_free(c) and c.is_of_layer()),
     Rule("domain", _LOG | {"rsqrt"}, "advice",
          "see why {c.operand} is negative{c.made_at}, and keep it positive there, by softplus or "
-         "exp: clamp(min=0) makes {c.name} infinite",
+         "exp, not by clamp(min=0), of which {c.name} is infinite",
          lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
          and not signs.is_root_of_powers(c)),
     Rule("domain", _POSITIVE - _LOG - {"rsqrt"}, "advice",
