@@ -20,7 +20,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.batch.lent_weights import lent_weights
 from fxguard.capture.instances import instances_of
-from fxguard.forgiving import theirs
+from fxguard.forgiving import or_else, theirs
 from fxguard.options import Options
 from fxguard.records import Role
 from fxguard.report import terminal
@@ -41,6 +41,11 @@ __all__ = ["WholeScript"]
 # Causes of what is bad because of the numbers of an operation.
 ARITHMETIC = frozenset(["domain", "overflow", "rounding", "underflow", "zero divisor"])
 NOTE = "note: {}; the script has read that, and no model and no loss of one"
+
+
+def _may_be_meant(tensor: Tensor) -> bool:
+    """Whether a bad tensor holds -inf, which the logarithm of a probability of 0 is."""
+    return not tensor.is_complex() and bool(tensor.isneginf().any())
 
 
 def _identity(error: BaseException) -> tuple[int, str]:
@@ -313,7 +318,8 @@ class WholeScript:
         try:
             report = self._gradients.report(began, self._beside.leaves())
             given, self._gradients.given = self._gradients.given, []
-            hidden = None if report is None else self._behind_hidden(report, given)
+            nothing: Report | None = None  # tensors of others may object to any question
+            hidden = report and or_else(nothing, self._behind_hidden, report, given)
             return hidden or report
         finally:
             self._beside.pauses = before
@@ -325,8 +331,7 @@ class WholeScript:
             report: on that backward.
             given: tensors that the forward read, and that may have been bad already.
         """
-        # A logarithm of 0 is often meant.
-        written = self._beside.written([x for x in given if is_bad(x) and not x.isneginf().any()])
+        written = self._beside.written([x for x in given if is_bad(x) and not _may_be_meant(x)])
         made = None if written is None else self._report(*written)
         if made is None or made.origins[0].cause not in ARITHMETIC:
             return None

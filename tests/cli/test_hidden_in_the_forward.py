@@ -75,6 +75,20 @@ def test_what_is_meant_is_not_to_blame(run_here: RunHere) -> None:
     assert "begin with torch.finfo(torch.float32).min" in err
 
 
+def test_complex_numbers_end_no_backward(run_here: RunHere) -> None:
+    """Of which nobody can ask whether they are -inf."""
+    text = (
+        "d = torch.tensor([0.0, 1.0, 2.0])\n"
+        "near = torch.complex(1 / d, d)\n"
+        "loss = torch.where(d > 0, (near * w).abs(), torch.zeros(3)).sum()\n"
+        "loss.backward()\nprint('the end')\n"
+    )
+    ran = run_here(HEAD + text)
+    assert ran.status == 3
+    assert "isneginf" not in ran.err
+    assert "(script.py:5)" in ran.err or "gradient of w is NaN" in ran.err
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_made_it_is_named(run_here: RunHere, name: str) -> None:
     text, verdict = COMPUTED[name]

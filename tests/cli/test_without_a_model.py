@@ -297,6 +297,28 @@ def test_a_gradient_that_a_script_asks_for(run_here: RunHere, call: str) -> None
     assert err.splitlines()[0].startswith("backward of sqrt made inf (script.py:5)")
 
 
+CHAIN = "for i in range(200):\n    y = y * 0.5 + i\n"
+OTHERS = "for _ in range(12000):\n    torch.full((1,), float('nan'))\n"
+
+
+def test_what_is_bad_and_alive_is_led_back(run_here: RunHere) -> None:
+    """Whatever else was bad meanwhile, and is gone: nothing that only handed it on is blamed."""
+    chain = f"zero = torch.zeros(3)\ny = zero / zero\n{CHAIN}{OTHERS}{CHAIN}{OTHERS}"
+    err = run_here(f"{HEAD}{chain}print(y.sum().item())\n").err
+    assert err.startswith("div made NaN (script.py:4): 0 / 0"), err
+
+
+def test_what_was_bad_and_is_gone_is_forgotten(run_here: RunHere) -> None:
+    """But for the last some thousand, of which the records are still known."""
+    counted = (
+        "import gc\nfrom fxguard.script.bad_values import BadValues\n"
+        "found = [each for each in gc.get_objects() if type(each) is BadValues and each.are_any]\n"
+        "print(max(len(each.batch.values) for each in found))\n"
+    )
+    out = run_here(f"{HEAD}{OTHERS}{counted}").out
+    assert 0 < int(out) < 9000
+
+
 def test_a_sum_that_is_logged_may_be_of_others(run_here: RunHere) -> None:
     """Then no logsumexp is the same."""
     head = HEAD + "w = torch.full((2,), 99.0, requires_grad=True)\np = torch.ones(2)\n"
