@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fxguard.advice import _expressions as made
 from fxguard.advice import becomes, signs
-from fxguard.advice._rules import Rule, names_in
+from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
 from fxguard.advice.zeros import is_normalized_in_turn
 from fxguard.graph.poles import PRODUCTS, SUMS, plain

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from fxguard.advice import cancelled, lowered, signs, vanished, wrapped, zeros
 from fxguard.advice._patterns import number_of
-from fxguard.advice._rules import Rule, names_in
+from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
 from fxguard.advice.coarse import is_coarse_difference, words_of_steps
 from fxguard.advice.frequencies import frequencies, words_of_frequencies

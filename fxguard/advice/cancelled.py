@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fxguard.advice._patterns import is_made_by, made_by
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.formats import FORMATS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxguard.advice._patterns import made_by
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.written_operands import titled
 from fxguard.findings import Fix

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fxguard.advice._patterns import made_by
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.written_operands import operand_in
 from fxguard.graph.poles import plain

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from fxguard.advice._patterns import are_equal
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.graph.poles import plain

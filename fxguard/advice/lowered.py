@@ -5,7 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS

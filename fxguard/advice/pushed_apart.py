@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from fxguard.advice._patterns import made_by
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.positive import LAYERS
 from fxguard.advice.written_operands import titled, without_parentheses, written_operand

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from fxguard.advice._patterns import is_square_of, made_by, readers_of
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.zeros import NORMS
 from fxguard.graph.poles import plain

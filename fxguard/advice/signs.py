@@ -11,7 +11,7 @@ import re
 from fxguard.advice import becomes
 from fxguard.advice._expressions import is_difference_of_squares
 from fxguard.advice._patterns import is_square_of, made_by, minus_one_of
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import names_of
 from fxguard.graph.poles import plain

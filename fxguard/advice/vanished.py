@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from fxguard.advice._patterns import readers_of
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.formats import FORMATS

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fxguard.advice._patterns import is_square_of, made_by, number_of
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.positive import POSITIVE
 from fxguard.advice.surroundings import Surroundings

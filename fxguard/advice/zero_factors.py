@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fxguard.advice import zeros
 from fxguard.advice._patterns import made_by
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.vanished import vanished_in

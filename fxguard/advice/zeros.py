@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fxguard.advice import becomes
 from fxguard.advice._patterns import factors_of, is_square_of, made_by, readers_of
-from fxguard.advice._rules import names_in
+from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.positive import LAYERS
 from fxguard.advice.surroundings import names_of

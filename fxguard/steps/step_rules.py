@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fxguard.advice.causes import cause_of
-from fxguard.advice.fixes import MOST_FIXES, VARIANCE, fixes_for
+from fxguard.advice.fixes import MOST_FIXES, fixes_for
 from fxguard.advice.iterated import fix_of_turns
 from fxguard.advice.operands import operands_text
 from fxguard.advice.surroundings import Surroundings
@@ -48,6 +48,11 @@ NAMES = {
 STEPS_DIRECTLY = (
     "scaler.step(optimizer) in place of optimizer.step(): it skips such a step, and the "
     "scaler.update() after it lowers the scale"
+)
+# A variance as the difference of two averages, of the numbers and of their squares.
+VARIANCE = (
+    "average x and x² with one decay, and take (sq - mean ** 2).clamp(min=0) + eps: with two "
+    "decays the difference is negative"
 )
 BETWEEN = "look at what changes gradients between backward() and step(), such as clipping"
 

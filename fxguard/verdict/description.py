@@ -12,17 +12,11 @@ from torch.fx import GraphModule, Node
 
 from fxguard.advice.case import Case
 from fxguard.advice.causes import needed_by
-from fxguard.advice.fixes import (
-    ASKS_BACK,
-    BOUND,
-    GREW,
-    MOST_FIXES,
-    fixes_for,
-    fixes_of_entry,
-    fixes_of_given,
-)
+from fxguard.advice.fixes import MOST_FIXES, fixes_for
+from fxguard.advice.given import fixes_of_entry, fixes_of_given
 from fxguard.advice.operands import DIMS_OF_HEADS, operands_text
 from fxguard.advice.positive import made_at
+from fxguard.advice.rules import ASKS_BACK, BOUND, GREW
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import words_for
 from fxguard.batch.dataflow import DataFlow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxguard.advice.fixes import RULES
+from fxguard.advice.rules import RULES
 from fxguard.patch._operations import OF_RULES, Imports
 from fxguard.patch._rendering import ATOM, Renderer
 from fxguard.patch._rewriting import sides_of

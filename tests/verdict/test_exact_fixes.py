@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812 - as torch's documents have it
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.advice.fixes import RULES
+from fxguard.advice.rules import RULES
 
 HALF = torch.float16
 DIM = -1

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from fxguard.advice.fixes import RULES, fixes_for, fixes_of_given
+from fxguard.advice.fixes import fixes_for
+from fxguard.advice.given import fixes_of_given
+from fxguard.advice.rules import RULES
 from fxguard.advice.surroundings import Surroundings
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
