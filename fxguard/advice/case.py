@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fxguard.advice.bounds import Bounds
 from fxguard.advice.causes import number_beyond
-from fxguard.advice.numbers import LARGEST_WHOLE, Numbers
+from fxguard.advice.numbers import LARGEST_WHOLE
 from fxguard.advice.positive import (
     cut_at_zero,
     free_layers,
@@ -42,8 +43,6 @@ from fxguard.source.named import (
 __all__ = ["Case"]
 
 MASKED = "log_p.masked_fill(mask, 0)"  # a product's operand whose name is not known
-LOGARITHMS = ("log", "log10", "log2")
-FAR = 1e3  # times an eps, from which a number is no eps
 MOST_NAMES = 4  # of parameters
 MOST_LAYERS = 2  # that are named
 MOST_STEPS = 16  # back from an operand
@@ -71,7 +70,7 @@ class _Inner:
 
 
 @dataclass(frozen=True, slots=True)
-class Case(Numbers):
+class Case(Bounds):
     """One origin, and words for the texts of fixes: its properties."""
 
     @property
@@ -79,21 +78,6 @@ class Case(Numbers):
         """The module that contains it, or else the operation."""
         module = self.around.step.module
         return f"`{module}`" if module else f"this {self.name}"
-
-    @property
-    def largest_root(self) -> float:
-        """The largest number whose square fits the dtype."""
-        return math.sqrt(self.limit)
-
-    @property
-    def largest_exponent(self) -> int:
-        """The largest integer whose exp fits the dtype."""
-        return math.floor(math.log(self.limit))
-
-    @property
-    def exponent_with_room(self) -> int:
-        """An integer whose exp fits the dtype and leaves room for a sum of many."""
-        return math.floor(0.75 * math.log(self.limit))
 
     @property
     def wider(self) -> str:
@@ -261,8 +245,7 @@ class Case(Numbers):
     @property
     def number(self) -> str:
         """The operand at the first bad element: ``-0.3067``."""
-        operands = () if self.evidence is None else self.evidence.operands
-        return f"{operands[0].low:.4g}" if operands else "outside"
+        return f"{self.operands[0].low:.4g}" if self.operands else "outside"
 
     @property
     def needed(self) -> str:
@@ -293,8 +276,7 @@ class Case(Numbers):
         source, text = self.around.step.source, operand_in(self.around)
         if source is None or not (name := variable_in(text)):
             return ""
-        operands = () if self.evidence is None else self.evidence.operands
-        number = operands[0].low if operands else math.nan
+        number = self.operands[0].low if self.operands else math.nan
         step = made_at(self.around, self.around.culprit, number)
         known = in_words(self.assignments)
         if known or name != text or step is None or step.source is None:
@@ -308,8 +290,7 @@ class Case(Numbers):
         step = cut_at_zero(self.around)
         if step is not None:
             return f" in place of {titled(step)}"
-        operands = () if self.evidence is None else self.evidence.operands
-        number = operands[0].low if operands and operands[0].count == 1 else None
+        number = self.operands[0].low if self.operands and self.operands[0].count == 1 else None
         step = made_at(self.around, self.around.culprit, number)
         return "" if step is None else f" in {titled(step)}"
 
@@ -317,18 +298,6 @@ class Case(Numbers):
     def positive(self) -> str:
         """``softplus(...) + 1e-3``: a number that stays away from 0, with its gradient."""
         return f"softplus(...) + {self.above_zero}"
-
-    @property
-    def above_zero(self) -> str:
-        """A number to add to what is positive: its reciprocal is an ordinary number."""
-        return "1e-2" if self.dtype == "float16" else "1e-3"
-
-    @property
-    def apart(self) -> str:
-        """The largest of distinct numbers for the diagonal of a matrix: a part of its own."""
-        operands = () if self.evidence is None else self.evidence.operands
-        ends = (abs(end) for x in operands if x.dtype for end in (x.low, x.high))
-        return f"{1e-3 * (max(filter(math.isfinite, ends), default=0.0) or 1.0):.0e}"
 
     @property
     def reader(self) -> str:
@@ -372,72 +341,17 @@ class Case(Numbers):
         return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
 
     @property
-    def near_zero(self) -> str:
-        """An eps that the dtype can hold, with its square root and its reciprocal."""
-        return "1e-4" if self.dtype == "float16" else "1e-12"
-
-    @property
-    def least_above_zero(self) -> float | None:
-        """The smallest number of the whole operand that is not 0, if it is known."""
-        operands = () if self.evidence is None else self.evidence.operands
-        return next((each.least for each in operands if each.dtype), None)
-
-    @property
-    def floor(self) -> str:
-        """A bound for the operand of a logarithm: of given probabilities the smallest other one."""
-        least = self._least_probability()
-        return self.near_zero if least is None else f"{least:.3g}"
-
-    @property
-    def why_floor(self) -> str:
-        """What a smaller bound would do to probabilities; "" of other numbers."""
-        least = self._least_probability()
-        if least is None:
-            return ""
-        eps, lowest = self.log_of(float(self.near_zero)), self.log_of(least)
-        return (
-            f", the smallest other number: of an eps such as {self.near_zero} the logarithm is "
-            f"{eps:.0f}, and of the others none is below {lowest:.1f}"
-        )
-
-    def _least_probability(self) -> float | None:
-        """The smallest of numbers from 0 to 1 that no gradient reaches, without 0."""
-        culprit, least = self.around.culprit, self.least_above_zero
-        found = None if culprit is None else self.around.range_of(culprit)
-        if culprit is None or least is None or found is None or found.abs_max > 1:
-            return None
-        is_far = self.name in LOGARITHMS and self.cause == "zero divisor"
-        is_far = is_far and FAR * float(self.near_zero) < least < 1  # 1 alone: what is certain
-        return least if is_far and not self.around.is_learned(culprit) else None
-
-    def log_of(self, number: float) -> float:
-        """The logarithm of a number to the operation's base."""
-        return math.log(number) / {"log2": math.log(2), "log10": math.log(10)}.get(self.name, 1)
-
-    @property
-    def near_one(self) -> str:
-        """An eps that the dtype can subtract from 1."""
-        return f"{4 * FORMATS[self.dtype].eps:.0e}" if self.dtype in FORMATS else "eps"
-
-    @property
-    def safe(self) -> str:
-        """A number at which the operation has a value and a finite derivative."""
-        return "0" if self.name in ("acos", "asin", "atanh", "erfinv", "log1p") else "1"
-
-    @property
     def without_infinity(self) -> str:
         """The product ``a * b`` with 0 in place of the operand's -inf."""
-        operands = () if self.evidence is None else self.evidence.operands
         filled = '{0}.masked_fill({0} == float("-inf"), 0)'
-        if operands and math.isinf(operands[0].low):
+        if self.operands and math.isinf(self.operands[0].low):
             return f"{filled.format('a')} * b"
         return f"a * {filled.format('b')}"
 
     @property
     def masked(self) -> str:
         """The operand that is -inf with 0 in its place, as the program's line has it."""
-        operands = () if self.evidence is None else self.evidence.operands
         source = self.around.step.source
-        is_first = bool(operands) and math.isinf(operands[0].low)
+        is_first = bool(self.operands) and math.isinf(self.operands[0].low)
         found = "" if source is None else factor_text(source.code, is_first=is_first)
         return f'{found}.masked_fill({found} == float("-inf"), 0)' if found else MASKED

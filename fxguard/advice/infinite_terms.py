@@ -17,11 +17,10 @@ __all__ = ["words_of_infinities"]
 def words_of_infinities(case: Case) -> Mapping[str, str]:
     """``{"name": "ranges", "bound": "max"}``; {} where the terms are not of one variable."""
     source = case.around.step.source
-    operands = () if case.evidence is None else case.evidence.operands
-    if source is None or len(operands) != 2:
+    if source is None or len(case.operands) != 2:
         return {}
-    first, second = (each.low for each in operands)
-    if not math.isinf(first) or first != second or any(each.count != 1 for each in operands):
+    first, second = (each.low for each in case.operands)
+    if not math.isinf(first) or first != second or any(each.count != 1 for each in case.operands):
         return {}
     names = [variables_in(argument_text(source.code, "sub", i)) for i in (0, 1)]
     common = sorted(names[0] & names[1])

@@ -68,8 +68,7 @@ class Limit:
 def limit_of(case: Case) -> Limit | None:
     """The limit of a quotient of two zeros; None if it has none, or if that is not certain."""
     inputs = case.around.step.inputs
-    operands = () if case.evidence is None else case.evidence.operands
-    are_zero = len(operands) == 2 and all(each.low == each.high == 0 for each in operands)
+    are_zero = len(case.operands) == 2 and all(each.low == each.high == 0 for each in case.operands)
     if case.name != "div" or len(inputs) != 2 or not are_zero:
         return None
     found = (_limit_at(case.around, value, at) for value, at in _candidates(case.around, inputs[1]))

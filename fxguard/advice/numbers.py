@@ -21,7 +21,7 @@ from fxguard.advice.positive import (
 from fxguard.advice.surroundings import Surroundings, is_scaling, names_of
 from fxguard.advice.written_operands import operand_in, without_parentheses
 from fxguard.formats import FORMATS, is_mask
-from fxguard.graph.evidence import Evidence
+from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.plan.plan import Step
 from fxguard.source.parameters import parameter_read
@@ -67,6 +67,11 @@ class Numbers:
         return known if self.evidence is None else self.evidence.dtype
 
     @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What it read at the first bad element; () if there was no closer look."""
+        return () if self.evidence is None else self.evidence.operands
+
+    @property
     def limit(self) -> float:
         """The largest number of that dtype."""
         return FORMATS[self.dtype].max if self.dtype in FORMATS else math.inf
@@ -108,11 +113,7 @@ class Numbers:
 
     def is_differentiated(self) -> bool:
         """Whether a gradient flows to the operand in question, or whether that is not known."""
-        culprit, operands = (
-            self.around.culprit,
-            () if self.evidence is None else self.evidence.operands,
-        )
-        tensors = [each for each in operands if each.dtype]
+        culprit, tensors = self.around.culprit, [each for each in self.operands if each.dtype]
         if culprit is None or not tensors or tensors[-1].needs_gradient is not False:
             return True
         return self.around.is_learned(culprit)
@@ -135,20 +136,18 @@ class Numbers:
 
     def is_far_outside(self) -> bool:
         """The operand is outside of the domain by more than roundings, in float64 too."""
-        operands = () if self.evidence is None else self.evidence.operands
-        if self.cause != "domain" or not operands or self.name not in DOMAINS:
+        if self.cause != "domain" or not self.operands or self.name not in DOMAINS:
             return False
         low, high = DOMAINS[self.name]
-        found = operands[0].low
+        found = self.operands[0].low
         return math.isfinite(found) and not low - BY_ROUNDINGS <= found <= high + BY_ROUNDINGS
 
     def reads_whole_numbers(self) -> bool:
         """It was given whole numbers that bfloat16 rounds: times, counts, positions."""
-        found = () if self.evidence is None else self.evidence.operands
         return any(
             each.dtype.startswith(("int", "uint"))
             or (each.dtype in WIDE and abs(each.low) > LARGEST_WHOLE and each.low % 1 == 0)
-            for each in found
+            for each in self.operands
         )
 
     def is_hopeless(self) -> bool:
@@ -158,13 +157,11 @@ class Numbers:
 
     def reads_infinity(self) -> bool:
         """An operand is infinite."""
-        found = () if self.evidence is None else self.evidence.operands
-        return any(math.isinf(each.low) or math.isinf(each.high) for each in found)
+        return any(math.isinf(each.low) or math.isinf(each.high) for each in self.operands)
 
     def inherits_infinity(self) -> bool:
         """An operand is infinite only because an earlier value did not fit."""
-        found = () if self.evidence is None else self.evidence.operands
-        inherited = (o for o in found if math.isinf(o.low) or math.isinf(o.high))
+        inherited = (o for o in self.operands if math.isinf(o.low) or math.isinf(o.high))
         return any(o.wide is not None and math.isfinite(o.wide) for o in inherited)
 
     def lost_mask(self) -> bool:
@@ -180,31 +177,26 @@ class Numbers:
     @property
     def negative_operand(self) -> float | None:
         """The first operand at the first bad element, if it is a negative number."""
-        operands = () if self.evidence is None else self.evidence.operands
-        number = operands[0].low if operands else math.nan
+        number = self.operands[0].low if self.operands else math.nan
         return number if -math.inf < number < 0 else None
 
     def reads_plus_infinity(self) -> bool:
         """An operand holds +inf."""
-        operands = () if self.evidence is None else self.evidence.operands
-        return any(each.dtype and each.high == math.inf for each in operands)
+        return any(each.dtype and each.high == math.inf for each in self.operands)
 
     def infinite_operands(self) -> list[int]:
         """The values among its operands that are -inf."""
-        found = () if self.evidence is None else self.evidence.operands
-        tensors = [operand for operand in found if operand.dtype]
+        tensors = [operand for operand in self.operands if operand.dtype]
         pairs = zip(self.around.step.inputs, tensors, strict=False)
         return [value for value, operand in pairs if operand.low == -math.inf]
 
     def adds_limit(self) -> bool:
         """An operand is a mask of the dtype's limit."""
-        found = () if self.evidence is None else self.evidence.operands
-        return any(is_mask(self.dtype, abs(each.low)) for each in found)
+        return any(is_mask(self.dtype, abs(each.low)) for each in self.operands)
 
     def number_of_mask(self) -> bool:
         """A number that its dtype cannot hold masks: it scales a mask, or is chosen by one."""
-        found = () if self.evidence is None else self.evidence.operands
-        numbers = [each.low for each in found if self.limit < abs(each.low) < math.inf]
+        numbers = [each.low for each in self.operands if self.limit < abs(each.low) < math.inf]
         inputs, around = self.around.step.inputs, self.around
         if not numbers or self.name not in ("add", "mul", "sub", "where"):
             return False

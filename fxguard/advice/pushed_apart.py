@@ -76,12 +76,11 @@ def _is_free(case: Case, value: int) -> bool:
 def words_of_distances(case: Case) -> Mapping[str, str]:
     """The distances, the vectors, and how small the exponentials are."""
     step = distances(case)
-    operands = () if case.evidence is None else case.evidence.operands
-    if step is None or not operands:
+    if step is None or not case.operands:
         return dict.fromkeys(("vectors", "distances", "mean"), "it")
     total = made_by(case.around, case.around.culprit)
     name = without_parentheses(written_operand(step)) if plain(step.kind) in _DISTANCES else ""
-    number, what = operands[0].low, "" if total is None else plain(total.kind)
+    number, what = case.operands[0].low, "" if total is None else plain(total.kind)
     return {
         "vectors": f"F.normalize({name or 'x'}, dim=-1)",
         "distances": titled(step),

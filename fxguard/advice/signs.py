@@ -120,8 +120,7 @@ def is_masked_value(case: Case) -> bool:
 
 def is_count_of_mask(case: Case) -> bool:
     """It is a sum of what was given, such as a mask, or of ones."""
-    operands = () if case.evidence is None else case.evidence.operands
-    if operands and operands[-1].dtype.startswith(("int", "uint")):
+    if case.operands and case.operands[-1].dtype.startswith(("int", "uint")):
         return True
     sums = [step for step in case.around.culprit_made_by if plain(step.kind) in _COUNTS]
     counted = [value for step in sums for value in step.inputs[-1:]]
@@ -132,8 +131,7 @@ def is_count_of_mask(case: Case) -> bool:
 
 def divides_by_number(case: Case) -> bool:
     """Its divisor is a number of the program, which is 0."""
-    operands = () if case.evidence is None else case.evidence.operands
-    is_number = len(operands) == 2 and not operands[1].dtype and operands[1].low == 0
+    is_number = len(case.operands) == 2 and not case.operands[1].dtype and case.operands[1].low == 0
     return case.name == "div" and is_number and not case.around.step.number_first
 
 
@@ -176,8 +174,7 @@ def divides_by_whole_numbers(case: Case) -> bool:
 
 
 def _divides_by_whole_zero(case: Case) -> bool:
-    operands = () if case.evidence is None else case.evidence.operands
-    tensors = [each for each in operands if each.dtype]
+    tensors = [each for each in case.operands if each.dtype]
     culprit = case.around.culprit
     is_learned = culprit is not None and case.around.is_differentiated(culprit)
     return bool(tensors) and tensors[-1].is_whole and tensors[-1].low == 0 and not is_learned
@@ -265,9 +262,8 @@ def is_learned_exponent(case: Case) -> bool:
 
 def is_difference_of_masks(case: Case) -> bool:
     """It subtracts -inf from -inf, both of which began as numbers of the program."""
-    operands = () if case.evidence is None else case.evidence.operands
-    are_infinite = [each.low == -math.inf for each in operands]
-    return len(operands) == 2 and all(are_infinite) and case.reads_mask()
+    are_infinite = [each.low == -math.inf for each in case.operands]
+    return len(case.operands) == 2 and all(are_infinite) and case.reads_mask()
 
 
 def is_root_by_hand(case: Case) -> bool:

@@ -356,8 +356,7 @@ def is_capped_ratio(case: Case) -> bool:
 
 def is_of_whole_numbers(case: Case) -> bool:
     """All elements of its operand are whole numbers, some of them above 1: counts."""
-    operands = () if case.evidence is None else case.evidence.operands
-    return bool(operands) and operands[0].is_whole
+    return bool(case.operands) and case.operands[0].is_whole
 
 
 def is_feature(case: Case) -> bool:
