@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from fxguard.advice import fixes
+from fxguard.advice import rules
 from fxguard.graph.poles import LOSSES_OF_TARGETS
 
 # What a fix names has to be something that can be typed: keyword arguments of these functions.
 TAKEN = {
-    "eps": (fixes._NORMS | {"poisson_nll_loss"}, fixes._WITHOUT_EPS | {"weight_norm"}),
-    "dtype": (fixes._TAKE_DTYPE, fixes._REDUCED - fixes._TAKE_DTYPE),
+    "eps": (rules._NORMS | {"poisson_nll_loss"}, rules._WITHOUT_EPS | {"weight_norm"}),
+    "dtype": (rules._TAKE_DTYPE, rules._REDUCED - rules._TAKE_DTYPE),
     "correction": (frozenset({"std", "std_mean", "var", "var_mean", "cov"}), frozenset()),
     "zero_infinity": (frozenset({"ctc_loss"}), frozenset()),
     "reduction": (LOSSES_OF_TARGETS - {"linear_cross_entropy"}, frozenset()),
