@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "FORMATS",
+    "HALVES",
     "LIMITS",
     "NEAR_LIMIT",
     "Format",
@@ -79,6 +80,8 @@ class Format:
 # Numerical Formats for Deep Neural Networks" (arXiv 2206.02915). float8_e8m0fnu holds scales
 # without a sign, and float4_e2m1fn_x2 two numbers per element: no operation of a model computes in
 # them.
+HALVES = frozenset(["bfloat16", "float16"])
+
 FORMATS: dict[str, Format] = {
     each.name: each
     for each in (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.written_operands import titled
-from fxguard.formats import FORMATS
+from fxguard.formats import FORMATS, HALVES
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
@@ -20,7 +20,6 @@ from fxguard.source.assigned import statement_node
 __all__ = ["words_of_rounded"]
 
 MOST_STEPS = 16  # in one walk
-HALVES = frozenset(["bfloat16", "float16"])
 
 # What makes numbers near 1, and no mask.
 _MAKERS = frozenset(

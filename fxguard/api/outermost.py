@@ -168,8 +168,7 @@ class OutermostModules:
 
     def _make_call(self, original: Callable[..., Any]) -> Any:
         local, withheld = self._local, self._withheld
-        apart = torch.compiler.disable(self._enter), torch.compiler.disable(self._leave)
-        here = self._enter, self._leave
+        apart, here = self._apart(), (self._enter, self._leave)
 
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
@@ -202,11 +201,14 @@ class OutermostModules:
         traced_modules.pass_through(call, original)
         return call
 
+    def _apart(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What is called before and after a module, as TorchDynamo does not look into it."""
+        return torch.compiler.disable(self._enter), torch.compiler.disable(self._leave)
+
     def _make_own_call(self, original: Callable[..., Any]) -> Any:
         """A function to replace the ``__call__`` of a class, which may call ``forward`` itself."""
         local = self._local
-        apart_enter = torch.compiler.disable(self._enter)
-        apart_leave = torch.compiler.disable(self._leave)
+        enter, leave = self._apart()
 
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
@@ -215,7 +217,7 @@ class OutermostModules:
             inside = compiles or getattr(local, "inside", False)
             if inside or module in self._left_to_parts:
                 return original(module, *args, **kwargs)
-            watched = apart_enter(module, args, kwargs)
+            watched = enter(module, args, kwargs)
             number = None if watched is None else watched.guard.recorder.next_number
             try:
                 output = original(module, *args, **kwargs)
@@ -225,7 +227,7 @@ class OutermostModules:
                     self.on_refusal(type(module).__name__, "its own __call__ ran no forward")
                 return output
             finally:
-                apart_leave(module, watched)
+                leave(module, watched)
 
         dynamo.leave_to_python(call)
         return call

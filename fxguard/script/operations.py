@@ -45,7 +45,6 @@ __all__ = [
     "operations_with",
     "pair_of",
     "place_of",
-    "without_records",
 ]
 
 MOST_KNOWN = 4096  # tensors, before those that are gone are forgotten

@@ -24,7 +24,7 @@ from fxguard.batch.frames import FrameView
 from fxguard.batch.step import Step
 from fxguard.findings import Fix, Origin
 from fxguard.forgiving import or_else
-from fxguard.formats import LIMITS
+from fxguard.formats import HALVES, LIMITS
 from fxguard.graph.heads import is_of_heads
 from fxguard.graph.mask_makers import masks_behind
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
@@ -59,7 +59,6 @@ __all__ = ["Description", "position_of"]
 NO_CAUSE = "no cause: "  # prefix of the operands of an origin
 NO_ELEMENTS = "no elements: "  # the same where magnitudes tell the cause
 BOUNDS = ("bound the argument", "choose the divisor")  # how advice begins that keeps 0 away
-HALVES = ("float16", "bfloat16")  # dtypes of models that may have some operations in float32
 _NOTHING = PlannedStep("", "", (), ())
 
 
