@@ -153,18 +153,19 @@ class BadValues:
         return found
 
     def written(self, tensors: Iterable[Tensor]) -> Found:
-        """The same, and what was written to their memory: to ``weight.data``, too."""
+        """What was written to some tensors, or to their memory: to ``weight.data``, too.
+
+        It has the range that the tensor has now, which may have been given other memory.
+        """
         found = Found()
-        for each in tensors:
-            if of := self.find([each]):
-                found.add(of)
-                continue
-            key = self.batch.live.origin_of(each) if self.are_any else None
-            if key is None:
-                continue
-            late = later(each)
-            pair = pair_of(each) if late is None else late.pair
-            if repr(self.batch.pairs[key.value]) == repr(pair):  # NaN is not equal to itself
+        for each in tensors if self.are_any else ():
+            late, record, live = later(each), self._operations.of(each), self.batch.live
+            now = repr(pair_of(each) if late is None else late.pair)  # NaN is not equal to itself
+            keys = [key for key in (live.key_of(each), live.origin_of(each)) if key is not None]
+            same = (key for key in keys if repr(self.batch.pairs[key.value]) == now)
+            if record is not None and repr(record.pair) == now:
+                found.records.append(record)
+            elif (key := next(same, None)) is not None:
                 found.keys.append(key)
         return found
 
