@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("measure", "report", "ranks", "source", "graph", "trace")),
     *((name,) for name in ("plan", "options", "passes", "batch", "rerun", "capture")),
     *((name,) for name in ("advice", "verdict", "install", "steps", "guard", "script")),
+    *((name,) for name in ("in_dtype", "budget")),  # what several tools stand on
     # Tools, side by side.
     ("comparison", "forecasting", "patch", "reproduce", "tracing", "underflow", "why"),
     ("api",),

@@ -34,9 +34,8 @@ from fxguard.rerun.differences import relative_error
 from fxguard.rerun.other_values import AsTheModel
 from fxguard.rerun.walk import Walk
 
-__all__ = ["FLOAT8", "BackwardInFloat8", "InFloat8", "cast_to_float8", "is_matrix_product"]
+__all__ = ["BackwardInFloat8", "InFloat8", "cast_to_float8", "is_matrix_product"]
 
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 WIDE = torch.float64
 

@@ -17,11 +17,11 @@ from collections.abc import Collection, Iterable
 import torch
 from torch.nn import Module
 
-from fxguard.forecasting._errors import Bar, Error
+from fxguard.forecasting._examined import Examined
 from fxguard.forecasting._graphs import Graphs, Operation
 from fxguard.forecasting._reference import loss_scale, reference_of
 from fxguard.forecasting._search import smallest
-from fxguard.forecasting._trials import Trials
+from fxguard.in_dtype.errors import Bar, Error
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.report.precision_plan import PrecisionPlan
 
@@ -32,7 +32,7 @@ MOST_TRIALS = 60  # of operations without which the result is finite, and far of
 LIKE_ROUNDING = 1.5  # times the error of roundings alone
 
 
-def plan_of(trials: Trials, found: Graphs, tolerance: float | None = None) -> PrecisionPlan:
+def plan_of(trials: Examined, found: Graphs, tolerance: float | None = None) -> PrecisionPlan:
     """Find out which operations to keep in float32.
 
     Args:
@@ -82,7 +82,7 @@ def plan_of(trials: Trials, found: Graphs, tolerance: float | None = None) -> Pr
 
 
 def _near_the_best(
-    trials: Trials,
+    trials: Examined,
     found: Graphs,
     names: _Names,
     globs: list[str],
@@ -117,7 +117,7 @@ def _near_the_best(
     return [*globs, *added], trials.error([*globs, *added]), bar
 
 
-def _missing(trials: Trials, found: Graphs, error: Error, bar: Bar) -> list[str]:
+def _missing(trials: Examined, found: Graphs, error: Error, bar: Bar) -> list[str]:
     """What a mix lacks to be verified."""
     missing = []
     if not error.is_finite:
@@ -152,7 +152,7 @@ def _missing(trials: Trials, found: Graphs, error: Error, bar: Bar) -> list[str]
     return missing
 
 
-def _grown(trials: Trials, found: Graphs, names: _Names, rounding: Error) -> list[str]:
+def _grown(trials: Examined, found: Graphs, names: _Names, rounding: Error) -> list[str]:
     """All operations that may have to be kept, in order of execution.
 
     Args:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fxguard.errors import UsageError
-from fxguard.forecasting._errors import Bar, Error, largest
-from fxguard.forecasting._trials import Trials
+from fxguard.forecasting._examined import Examined
 from fxguard.forgiving import theirs
 from fxguard.formats import FORMATS
 from fxguard.graph.wide_form import converted
 from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
+from fxguard.in_dtype.errors import Bar, Error, largest
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.options import Options
 from fxguard.report.report import Report
@@ -38,7 +38,7 @@ class Reference:
     why_not: tuple[str, ...]  # why nothing can be compared with it; () if it can
 
 
-def reference_of(trials: Trials, *, draws: bool) -> Reference:
+def reference_of(trials: Examined, *, draws: bool) -> Reference:
     """Run the model in its own dtype, and complete what later runs are compared with.
 
     The float64 run beside the copy takes over what the copy chose (indices, comparisons), and
@@ -46,7 +46,7 @@ def reference_of(trials: Trials, *, draws: bool) -> Reference:
     chooses for itself is wanted instead, or else this one.
 
     Args:
-        trials: the trials of the model; its :attr:`~Trials.wanted` is completed.
+        trials: the trials of the model; its :attr:`~Examined.wanted` is completed.
         draws: whether the model draws random numbers, which may be others in each run.
     """
     outputs, gradients = trials.run(*trials.plain(), trials.loss)
@@ -70,7 +70,7 @@ def reference_of(trials: Trials, *, draws: bool) -> Reference:
     return Reference(trials.distance(outputs).outputs, tuple(reasons))
 
 
-def loss_scale(trials: Trials, error: Error) -> str:
+def loss_scale(trials: Examined, error: Error) -> str:
     """What to do about gradients that are 0 in the dtype: a loss scale, tried.
 
     Args:
@@ -90,7 +90,7 @@ def loss_scale(trials: Trials, error: Error) -> str:
     return f"a loss scale of 2**{exponent} does not lift them (tried)"
 
 
-def _in_float64(trials: Trials) -> tuple[list[Tensor], dict[str, Tensor]]:
+def _in_float64(trials: Examined) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs and gradients in float64; none if the model does not run in it."""
     try:
         model, given = trials.plain()
@@ -99,7 +99,7 @@ def _in_float64(trials: Trials) -> tuple[list[Tensor], dict[str, Tensor]]:
         return [], {}
 
 
-def _why_not(trials: Trials, outputs: list[Tensor]) -> list[str]:
+def _why_not(trials: Examined, outputs: list[Tensor]) -> list[str]:
     """Why outputs in the model's own dtype are no reference; infinities that are meant may be."""
     pairs = zip(outputs, trials.wanted.outputs, strict=True)
     if all(bool(x.isfinite().all()) for pair in pairs for x in pair if x is not None):

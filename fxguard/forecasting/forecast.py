@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import Module
 
 from fxguard.errors import UsageError
-from fxguard.forecasting._in_float8 import FLOAT8
+from fxguard.forecasting._examined import Examined
 from fxguard.forecasting._plan import plan_of
-from fxguard.forecasting._trials import Loss, Trials
 from fxguard.graph.wide_form import NotJudged
+from fxguard.in_dtype.trials import FLOAT8, Loss
 from fxguard.install.instrumented import unwrapped
 from fxguard.measure.at_hand import dtype_named, name_of_dtype
 from fxguard.report.forecast import Forecast
@@ -83,7 +83,7 @@ def forecast(
     if not isinstance(model, Module):
         raise UsageError(f"forecast needs a torch.nn.Module, got {type(model).__name__}")
     model = unwrapped(model)
-    trials = Trials(model, inputs, kwargs, dtype, loss)
+    trials = Examined(model, inputs, kwargs, dtype, loss)
     try:
         graphs, between = trials.forecast()
     except NotJudged as reason:  # such as a DTensor among its weights
@@ -94,7 +94,7 @@ def forecast(
             raise UsageError(f"a plan is for float16 and bfloat16, and this forecast is of {dtype}")
         if not autocast:
             return plan_of(trials, graphs, tolerance)
-        others = Trials(model, inputs, kwargs, dtype, loss, autocast=True)
+        others = Examined(model, inputs, kwargs, dtype, loss, autocast=True)
         return plan_of(others, others.forecast()[0], tolerance)
 
     return graphs.found.forecast(name_of_dtype(dtype), between, plan)
@@ -117,5 +117,5 @@ def forecast_of_step(
         gradients: gradients of the floating-point tensors that it returned; None without a
             backward.
     """
-    graphs, between = Trials(model, args, kwargs, dtype).forecast(gradients)
+    graphs, between = Examined(model, args, kwargs, dtype).forecast(gradients)
     return graphs.found.forecast(name_of_dtype(dtype), between)

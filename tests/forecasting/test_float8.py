@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard.errors import FxguardError
-from fxguard.forecasting._in_float8 import FLOAT8, cast_to_float8
-from fxguard.forecasting._trials import Trials
+from fxguard.forecasting._examined import Examined
+from fxguard.forecasting._in_float8 import cast_to_float8
+from fxguard.in_dtype.trials import FLOAT8
 from support.masks import Function
 
 E4M3, E5M2 = FLOAT8
@@ -63,7 +64,7 @@ def test_zeros_and_nothing_stay_what_they_are() -> None:
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_the_product_that_goes_on_is_the_oracles(dtype: torch.dtype) -> None:
     """The second product reads what the first one made in float8: a rounding is inherited."""
-    trials = Trials(Function(lambda x, w: (x @ w) @ w), (X, W), {}, dtype)
+    trials = Examined(Function(lambda x, w: (x @ w) @ w), (X, W), {}, dtype)
     trials.forecast()
     (found,) = trials.repaired
     first = oracle(oracle(X.double().numpy(), dtype) @ oracle(W.double().numpy(), dtype), dtype)

@@ -14,22 +14,23 @@ from torch.nn import Module
 from fxguard import trees
 from fxguard.capture.keeping import Keeping
 from fxguard.errors import UsageError
-from fxguard.forecasting._errors import Error, Wanted
-from fxguard.forecasting._graphs import Graphs
-from fxguard.forecasting._in_float8 import FLOAT8
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
+from fxguard.in_dtype.errors import Error, Wanted
+from fxguard.install.captures import Hear
 from fxguard.install.instrumented import find_installed
 from fxguard.install.keeper import Keeper
 from fxguard.install.remove import remove
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.options import Options
 
-__all__ = ["Loss", "Trials"]
+__all__ = ["FLOAT8", "Loss", "Trials", "loss_of", "outputs_of", "pairs_of", "tensors_of"]
 
 Loss = Callable[[Any], Tensor] | str | int
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Trials:
@@ -73,88 +74,34 @@ class Trials:
         self.float8 = dtype if dtype in FLOAT8 else None
         self.converts = not autocast and self.float8 is None
         self.low = low.to(dtype) if self.converts else low
-        self.device = next((x.device.type for x in _tensors_of(low).values()), "cpu")
+        self.device = next((x.device.type for x in tensors_of(low).values()), "cpu")
         self.mix = f"torch.autocast({self.device!r}, {dtype})" if autocast else f"model.to({dtype})"
-        self.dtypes: list[torch.dtype] = []  # dtype of each output of the copy
-        self.repaired: list[Tensor] = []  # outputs of the copy with all failures repaired
-        self.wanted = Wanted()  # those outputs in float64, and gradients in the model's own dtype
-        self.between = 0  # how many operations ran between graphs
-        self.not_judged = False  # whether the float64 run took over results of the copy
+        self.wanted = Wanted()  # outputs in float64, and gradients in the model's own dtype
         self.keeping = Keeping(())
         self.keeper = Keeper(self.low, self.keeping)
         self._buffers = {name: x.clone() for name, x in self.low.named_buffers()}
 
-    def forecast(self, gradients: Sequence[Tensor | None] | None = None) -> tuple[Graphs, int]:
-        """Run the copy without keeping anything in float32.
+    def heard(self, given: Any, hear: Hear, globs: Collection[str] = ()) -> tuple[Any, int]:
+        """Run the copy under a guard, with a listener for each graph that has run.
 
         Args:
-            gradients: gradients of its outputs, if known; else those of the loss are used.
+            given: its arguments, see :meth:`start`.
+            hear: the listener.
+            globs: operations that are kept in float32.
 
         Returns:
-            What was found, and how many operations ran between graphs.
-
-        Raises:
-            FxguardError: when it does not run, or nothing of it was captured.
+            What the copy returned, and how many operations ran between graphs.
         """
-        if gradients is None and self.loss is not None:
-            gradients = self._output_gradients()
-        graphs, outputs, between = self.judged(keeps_runs=gradients is not None)
-        if not graphs.operations:
-            raise UsageError(
-                "there is nothing to forecast: TorchDynamo captured no operation of this "
-                f"{type(self.model).__name__}"
-            )
-        if gradients is not None:
-            pairs = zip(outputs, gradients, strict=True)
-            graphs.look_back([(output, x) for output, x in pairs if x is not None])
-        self.dtypes = [output.dtype for output in outputs]
-        found = [graphs.reference_of(output) for output in outputs]
-        self.wanted.outputs = [None if pair is None else pair[0] for pair in found]
-        self.between = between
-        self.not_judged = bool(between or graphs.found.not_judged)
-        self.repaired = [
-            output if pair is None else pair[1] for output, pair in zip(outputs, found, strict=True)
-        ]
-        return graphs, between
-
-    def judged(
-        self, globs: Collection[str] = (), *, keeps_runs: bool = False
-    ) -> tuple[Graphs, list[Tensor], int]:
-        """Run the copy with operations kept in float32, and examine each operation.
-
-        Args:
-            globs: which ones.
-            keeps_runs: whether the backward is examined afterwards.
-
-        Returns:
-            What was found, what the model returned, and how many operations ran between graphs.
-        """
-        given = self.start()
-        graphs = Graphs(
-            _tensors_of(self.model),
-            _pairs(given, self.given),
-            keeps_runs=keeps_runs,
-            float8=self.float8,
-        )
         options = Options(on_detect=lambda report: None, backward=False)
-        guard = GuardedModel(self.low, options, Plugins(hear=graphs.hear))
+        guard = GuardedModel(self.low, options, Plugins(hear=hear))
         guard.captures.keep(Keeping(tuple(globs)))
         guard.install()
         try:
-            outputs, _ = self.run(self.low, given)
+            with torch.no_grad(), random_state_kept(given):
+                output = self._call(self.low, given)
         finally:
             guard.uninstall()
-        return graphs, outputs, guard.counted().between
-
-    def _output_gradients(self) -> list[Tensor | None]:
-        """The gradient of the loss with respect to each output, in the model's own dtype."""
-        assert self.loss is not None
-        output = self._plain_output()
-        apart = trees.tree_map(lambda x: x.detach().requires_grad_() if is_float(x) else x, output)
-        with torch.enable_grad():
-            loss = loss_of(apart, self.loss)
-            leaves = [x for x in trees.tree_leaves(apart) if is_float(x)]
-            return list(torch.autograd.grad(loss, leaves, allow_unused=True))
+        return output, guard.counted().between
 
     def error(self, globs: Collection[str], enough: Error | None = None) -> Error:
         """The error of the copy with operations kept in float32.
@@ -192,19 +139,6 @@ class Trials:
         """The error of outputs against float64, and of gradients against the model's own."""
         return self.wanted.distance(outputs, gradients or {})
 
-    def outputs_beyond(self) -> list[str]:
-        """The outputs in the dtype that the dtype cannot hold, whatever is kept."""
-        found = []
-        for number, (dtype, wanted) in enumerate(
-            zip(self.dtypes, self.wanted.outputs, strict=True)
-        ):
-            if wanted is None or wanted.is_complex() or not wanted.numel():
-                continue
-            needed = float(wanted.abs().where(wanted.isfinite(), 0).max())
-            if needed > torch.finfo(dtype).max:
-                found.append(f"output {number}, which needs {needed:.6g}")
-        return found
-
     def start(self) -> Any:
         """Reset the copy to its start, and return its inputs."""
         with torch.no_grad():
@@ -231,14 +165,8 @@ class Trials:
             loss: see :class:`Trials`.
             scale: a factor of the loss.
         """
-        self.runs += 1
         with torch.set_grad_enabled(loss is not None), random_state_kept(given):
-            try:
-                with self._in_dtype(model):
-                    output = model(*given[0], **given[1])
-            except RuntimeError as error:
-                name, dtype = type(self.model).__name__, name_of_dtype(self.dtype)
-                raise UsageError(f"{name} does not run in {dtype}: {error}") from error
+            output = self._call(model, given)
             gradients = {}
             if loss is not None:
                 weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -247,8 +175,22 @@ class Trials:
                 )
                 pairs = zip(weights, found, strict=True)
                 gradients = {name: x for name, x in pairs if x is not None}
-        outputs = [x for x in trees.tree_leaves(output) if is_float(x)]
-        return [x.detach() if x.requires_grad else x for x in outputs], gradients
+        return outputs_of(output), gradients
+
+    def _call(self, model: Module, given: Any) -> Any:
+        self.runs += 1
+        try:
+            with self._in_dtype(model):
+                return model(*given[0], **given[1])
+        except RuntimeError as error:
+            name, dtype = type(self.model).__name__, name_of_dtype(self.dtype)
+            raise UsageError(f"{name} does not run in {dtype}: {error}") from error
+
+
+def outputs_of(output: Any) -> list[Tensor]:
+    """The floating-point tensors that a model returned, in order."""
+    found = [x for x in trees.tree_leaves(output) if is_float(x)]
+    return [x.detach() if x.requires_grad else x for x in found]
 
 
 def loss_of(output: Any, loss: Loss) -> Tensor:
@@ -275,11 +217,12 @@ def _make_plain(model: Module) -> None:
         remove(model)
 
 
-def _tensors_of(model: Module) -> dict[str, Tensor]:
+def tensors_of(model: Module) -> dict[str, Tensor]:
+    """The weights and buffers of a model, by name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _pairs(low: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
+def pairs_of(low: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
     """Each floating-point tensor of the inputs, in the dtype and in its original form."""
     leaves = zip(trees.tree_leaves(low), trees.tree_leaves(given), strict=True)
     return [pair for pair in leaves if is_float(pair[0])]
