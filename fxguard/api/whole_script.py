@@ -40,6 +40,7 @@ __all__ = ["WholeScript"]
 
 # Causes of what is bad because of the numbers of an operation.
 ARITHMETIC = frozenset(["domain", "overflow", "rounding", "underflow", "zero divisor"])
+OWN_BACKWARD = "an autograd function of the script made it in its own backward"
 NOTE = "note: {}; the script has read that, and no model and no loss of one"
 
 
@@ -140,7 +141,7 @@ class WholeScript:
         if report.phase == "optimizer":
             return self._behind_rate(report)
         if report.phase == "backward":
-            return None if report.origins[0].is_operation else self._behind_gradient(report)
+            return self._behind_gradient(report)
         read = self._beside.take_read(by_loss=report.origins[0].frame.phase == "loss")
         is_given = report.phase in ("data", "loss") or report.origins[0].role is Role.WEIGHT
         if read is None and report.origins[0].role in (Role.WEIGHT, Role.BUFFER):
@@ -178,6 +179,10 @@ class WholeScript:
 
     def _behind_gradient(self, report: Report) -> Report | None:
         """What made a gradient bad that did not come through a model, if the script has."""
+        origin = report.origins[0]
+        own = self._made_in_backward(origin.frame.kind if origin.is_operation else "")
+        if own is not None or origin.is_operation:
+            return self._made_by(own, report)
         arrived = self._beside.take_arrived()
         made = self._report_on_gradients(arrived) if arrived else None
         return made and replace(made, batch_number=report.batch_number)
@@ -305,12 +310,22 @@ class WholeScript:
 
     def _gradient_bad(self, began: Sequence[Arrival]) -> None:
         """A backward has made a bad gradient: say what did, or note that it is not known."""
-        report = self._report_on_gradients(began)
+        report = self._made_in_backward() or self._report_on_gradients(began)
         if report is None:
             self._has_unexplained = True
         else:
             self._has_told = True
             self._guard.delivery.report_later(report)
+
+    def _made_in_backward(self, kind: str = "") -> Report | None:
+        """What an autograd function of the script made in its own backward.
+
+        Args:
+            kind: the name of the function; "" for any.
+        """
+        made = self._beside.take_made_in_backward(kind)
+        report = None if made is None else self._report(*made)
+        return report and replace(report, why=(*report.why, OWN_BACKWARD))
 
     def _report_on_gradients(self, began: Sequence[Arrival]) -> Report | None:
         """What made a bad gradient; None if that is not found, or told already."""
@@ -344,6 +359,7 @@ class WholeScript:
         """Report the bad gradients of leaves that no model has, before a step spreads them."""
         report = self._gradients.report_on(leaves)
         if report is not None:
+            report = self._made_in_backward() or report
             self._guard.delivery.report_later(report)
 
     def _is_gradient(self, tensor: Tensor) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, overrides
 from torch.nn import Module
 
 from fxguard.batch import active
+from fxguard.batch.autograd_nodes import function_of
 from fxguard.batch.events import GraphRun
 from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import BACKWARDS, Loss
@@ -37,7 +38,7 @@ from fxguard.torch_names import (
     pop_function_mode,
 )
 
-__all__ = ["Following", "stand_in_for"]
+__all__ = ["Following", "beside_of_backward", "stand_in_for"]
 
 RETAINS = 2, 3  # position of retain_graph in a backward, and in torch.autograd.grad
 
@@ -60,6 +61,11 @@ class Beside(Protocol):
 
     def backward_ended(self, returned: Any) -> None:
         """It has ended, and returned this."""
+
+    def in_own_backward(
+        self, run: Callable[..., Any], node: Any, gradients: tuple[Any, ...]
+    ) -> Any:
+        """Run the backward of an autograd function of the script."""
 
     def loss_is_over(self) -> None:
         """What a loss has read before matters no more."""
@@ -354,6 +360,16 @@ def stand_in_for(backward: Any) -> Any:
         return differentiate(loss, backward, args, kwargs)
 
     return stand_in
+
+
+def beside_of_backward(node: Any) -> Beside | None:
+    """Who looks at what an autograd function computes in its own backward; None if nobody does."""
+    following = _here.following
+    if following is None or following.beside is None or torch.compiler.is_compiling():
+        return None
+    if active.current() is not None or function_of(node) is None:
+        return None
+    return following.beside
 
 
 def _loss_of_micro_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loss | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
@@ -20,7 +21,7 @@ from fxguard.script.bad_values import BadValues, Found
 from fxguard.script.because_of import OF_NO_NUMBER, is_bad, raised_because_of
 from fxguard.script.in_front import Arrival, InFront
 from fxguard.script.late import LateOperations, LatePair, later
-from fxguard.script.noted import Leaves
+from fxguard.script.noted import Leaves, leaves_before
 from fxguard.script.operations import Record, kind_of_code, operations_with, pair_of
 from fxguard.script.transforms import Transforms
 from fxguard.torch_names import DisableTorchFunction
@@ -50,6 +51,19 @@ Matters = Callable[[Batch, list[Key]], object]
 
 def _nobody(func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
     return func(*args, **(kwargs or {}))
+
+
+class _InBackward(TorchFunctionMode):
+    """Runs the operations of an autograd function's own backward."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self._run = run
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self._run(func, args, kwargs)
 
 
 class Handed(NamedTuple):
@@ -117,6 +131,8 @@ class Beside:
         self._derived_later: list[tuple[weakref.ref[Tensor], Handed]] = []  # that may be such
         self._read = Found()  # by the model that was called last
         self._read_in_loss = Found()  # since the last backward, the first ones
+        self._made_in_backward = Found()  # by an autograd function of the script, in the last one
+        self._made_by = ""  # that function
         self._asked_at = 0  # so often something has to have been bad for another judgment
         self._repetitions = MOST_REPETITIONS  # of backward passes that are left
         self._in_front = InFront()
@@ -326,14 +342,53 @@ class Beside:
         if self.has_no_model:
             self._settle()
             self._reaches(roots, self._backward_begins)
+        self._made_in_backward = Found()
         result = func(*args, **kwargs)
         made = [root.grad_fn for root in roots if root.grad_fn is not None]
         if self._has_to_tell(result):
             self._tell_of_gradient([Arrival(node, gradient) for node in made])
         return result
 
+    def in_own_backward(
+        self, run: Callable[..., Any], node: Any, gradients: tuple[Any, ...]
+    ) -> Any:
+        """Run the backward of an autograd function of the script, and look at its operations.
+
+        Args:
+            run: runs it.
+            node: its node.
+            gradients: those of its results.
+        """
+        if self.pauses:
+            return run(node, *gradients)
+        with _InBackward(self.operations.run):
+            made = run(node, *gradients)
+        if self._bad.are_any and not self._made_in_backward:
+            with DisableTorchFunction():
+                if not any(isinstance(x, Tensor) and is_bad(x) for x in gradients):
+                    self._made_in_backward = self._bad.find(nodes.leaves(made))
+                    self._made_by = type(node)._forward_cls.__name__
+                    self._leaves |= leaves_before(node)
+        return made
+
+    def take_made_in_backward(self, kind: str = "") -> tuple[Batch, list[Key]] | None:
+        """What the script's autograd functions made in their own backward, and is bad; once.
+
+        Args:
+            kind: the name of the function; "" for any.
+        """
+        if kind and kind != self._made_by:
+            return None
+        self._settle()
+        found, self._made_in_backward = self._made_in_backward, Found()
+        keys = self._bad.keys_of(found)
+        if keys:
+            self._bad.matter()
+        return (self._bad.batch, keys) if keys else None
+
     def backward_begins(self, roots: Sequence[Tensor]) -> None:
         """A backward is about to begin with these tensors, of a loss or after it."""
+        self._made_in_backward = Found()
         self._in_front.take()
         if self._leaves:
             self._in_front.listen(roots)
@@ -424,6 +479,7 @@ class Beside:
 
     def _keys_held(self) -> Iterator[list[Key]]:
         """The lists of bad values that somebody has read."""
+        yield self._made_in_backward.keys
         yield self._read.keys
         yield self._read_in_loss.keys
         handed = [of for _, of in (*self._derived, *self._numbers.values())]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxguard.batch.autograd_nodes import metadata_of
 
-__all__ = ["NOTED", "Leaves", "Noted", "flat", "note", "noted_at"]
+__all__ = ["NOTED", "Leaves", "Noted", "flat", "leaves_before", "note", "noted_at"]
 
 NOTED = "fxguard.noted"  # key in the metadata of autograd nodes
 
@@ -25,6 +25,12 @@ Noted = tuple[Any, dict[int, tuple[Tensor, int]]]
 def noted_at(node: Any) -> Noted | None:
     """What was noted of the operation that a node of autograd belongs to."""
     return metadata_of(node).get(NOTED)
+
+
+def leaves_before(node: Any) -> Leaves:
+    """The leaves of autograd that a node reads."""
+    read = (getattr(before, "variable", None) for before, _ in node.next_functions)
+    return {id(leaf): weakref.ref(leaf) for leaf in read if isinstance(leaf, Tensor)}
 
 
 def note(made: Any, args: tuple[Any, ...], kwargs: Any, result: Tensor, leaves: Leaves) -> None:

@@ -26,12 +26,17 @@ from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.graph import marks, nodes
 from fxguard.install.names import Names
 from fxguard.install.while_needed import WhileNeeded
-from fxguard.steps import _autograd_backward, _warning_of_hooks
+from fxguard.steps import _autograd_backward, _own_backwards, _warning_of_hooks
 from fxguard.steps.step_hooks import StepHooks
 
 __all__ = ["Losses"]
 
-_changes = (WhileNeeded(_warning_of_hooks.silence), WhileNeeded(_autograd_backward.stand_in))
+_changes = tuple(
+    map(
+        WhileNeeded,
+        (_warning_of_hooks.silence, _autograd_backward.stand_in, _own_backwards.stand_in),
+    )
+)
 
 
 class Losses:
