@@ -49,7 +49,8 @@ REFERENCE: dict[str, tuple[str, ...]] = {
     ),
     "Other dtypes": (
         *("fxguard.forecast", "fxguard.types.Forecast", "fxguard.types.ForecastRow"),
-        *("fxguard.types.PrecisionPlan", "fxguard.keep_float32"),
+        *("fxguard.types.PrecisionPlan", "fxguard.keep_float32", "fxguard.error_budget"),
+        *(f"fxguard.types.{name}" for name in ("ErrorBudget", "ErrorShare", "Choice")),
     ),
     "Comparing": (
         "fxguard.compare",

@@ -15,6 +15,7 @@ Watching a model:
 
 Before a switch to float16 or bfloat16:
     forecast                              what would fail there; its plan(): what to keep in float32
+    error_budget                          how wrong the output is there, and because of which lines
     keep_float32                          keeps it in float32, without an edit of the model
 
 What it says:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fxguard.api.keep_float32 import keep_float32 as keep_float32
     from fxguard.api.watch import watch as watch
     from fxguard.batch.frames import frames_of as frames_of
+    from fxguard.budget.budget import error_budget as error_budget
     from fxguard.comparison.compare import compare as compare
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
     from fxguard.debug_utils import detect_overflow as detect_overflow
@@ -69,6 +71,7 @@ _HOME = {
     "compare": "comparison.compare",
     "detect_overflow": "debug_utils",
     "diff": "trace.diff",
+    "error_budget": "budget.budget",
     "forecast": "forecasting.forecast",
     "frames_of": "batch.frames",
     "get_abs_min_max": "debug_utils",

@@ -17,6 +17,7 @@ Of a trace file, and of two things that were compared:
 
 Of a model in another dtype:
     Forecast, ForecastRow, PrecisionPlan  of forecast, and of its plan()
+    ErrorBudget, ErrorShare, Choice       of error_budget
 
 Of options:
     InstrumentOptions                     for a function that passes them on: Unpack[...]
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from fxguard.records import Frame as Frame
     from fxguard.records import Row as Row
     from fxguard.records import Source as Source
+    from fxguard.report.error_budget import Choice as Choice
+    from fxguard.report.error_budget import ErrorBudget as ErrorBudget
+    from fxguard.report.error_budget import ErrorShare as ErrorShare
     from fxguard.report.forecast import Forecast as Forecast
     from fxguard.report.forecast import ForecastRow as ForecastRow
     from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
@@ -64,11 +68,14 @@ if TYPE_CHECKING:
 _HOME = {
     "Apart": "comparison.elements",
     "BatchDiff": "trace.batch_diff",
+    "Choice": "report.error_budget",
     "Climb": "findings",
     "Compared": "comparison.elements",
     "Comparison": "comparison.result",
     "CompilerBackend": "api.backend",
     "Diff": "trace.diff",
+    "ErrorBudget": "report.error_budget",
+    "ErrorShare": "report.error_budget",
     "Fingerprint": "records",
     "Fix": "findings",
     "Forecast": "report.forecast",

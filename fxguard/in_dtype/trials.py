@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class Trials:
         model: the model in its own dtype.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        dtype: the other one.
+        dtype: the other one; None for its own.
         loss: a function of what the model returns, or the name of the loss in it; None for a
             forward alone.
         autocast: whether the model runs under autocast to that dtype.
@@ -58,7 +58,7 @@ class Trials:
         model: Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        dtype: torch.dtype,
+        dtype: torch.dtype | None,
         loss: Loss | None = None,
         *,
         autocast: bool = False,
@@ -66,20 +66,32 @@ class Trials:
         self.loss = loss
         self.autocast = autocast
         self.model = model
-        self.dtype = dtype
+        self.dtype = coarsest((model, args, kwargs)) if dtype is None else dtype
         self.runs = 0
         self.given = (args, kwargs)
         low = copy.deepcopy(model)
         _make_plain(low)
         self.float8 = dtype if dtype in FLOAT8 else None
-        self.converts = not autocast and self.float8 is None
+        self.converts = not autocast and dtype is not None and self.float8 is None
         self.low = low.to(dtype) if self.converts else low
         self.device = next((x.device.type for x in tensors_of(low).values()), "cpu")
-        self.mix = f"torch.autocast({self.device!r}, {dtype})" if autocast else f"model.to({dtype})"
+        self.mix = f"model.to({dtype})"
+        if autocast:
+            self.mix = f"torch.autocast({self.device!r}, {self.dtype})"
         self.wanted = Wanted()  # outputs in float64, and gradients in the model's own dtype
         self.keeping = Keeping(())
         self.keeper = Keeper(self.low, self.keeping)
         self._buffers = {name: x.clone() for name, x in self.low.named_buffers()}
+
+    @property
+    def unit(self) -> float:
+        """The unit of roundoff of the dtype."""
+        return torch.finfo(self.dtype).eps / 2
+
+    @property
+    def with_gradient(self) -> list[str]:
+        """The names of the weights that ask for a gradient."""
+        return [name for name, x in self.low.named_parameters() if x.requires_grad]
 
     def heard(self, given: Any, hear: Hear, globs: Collection[str] = ()) -> tuple[Any, int]:
         """Run the copy under a guard, with a listener for each graph that has run.
@@ -110,16 +122,28 @@ class Trials:
             globs: which ones.
             enough: if outputs are worse than this error, gradients no longer matter.
         """
-        self.keeping.globs = tuple(globs)
-        self.keeper.install()
-        try:
+        with self.kept(globs):
             if enough is not None and self.loss is not None:
                 error = self.distance(self.run(self.low, self.start())[0])
                 if not error.is_as_good(enough, torch.finfo(self.dtype).eps):
                     return error
             return self.distance(*self.run(self.low, self.start(), self.loss))
+
+    @contextlib.contextmanager
+    def kept(self, globs: Collection[str]) -> Iterator[None]:
+        """A block in which operations of the copy are kept in float32."""
+        self.keeping.globs = tuple(globs)
+        self.keeper.install()
+        try:
+            yield
         finally:
             self.keeper.put_away()
+
+    def returned(self) -> Any:
+        """What the copy returns, without gradients."""
+        given = self.start()
+        with torch.no_grad(), random_state_kept(given):
+            return self._call(self.low, given)
 
     def plain(self) -> tuple[Module, Any]:
         """A copy of the model in its own dtype, with writable buffers, and its inputs."""
@@ -185,6 +209,14 @@ class Trials:
         except RuntimeError as error:
             name, dtype = type(self.model).__name__, name_of_dtype(self.dtype)
             raise UsageError(f"{name} does not run in {dtype}: {error}") from error
+
+
+def coarsest(values: tuple[Module, Any, Any]) -> torch.dtype:
+    """The dtype with the fewest digits among the weights and the inputs of a model."""
+    model, *given = values
+    tensors = [x for x in (*model.parameters(), *trees.tree_leaves(given)) if is_float(x)]
+    real = [x.dtype.to_real() for x in tensors]
+    return max(real, key=lambda dtype: torch.finfo(dtype).eps, default=torch.get_default_dtype())
 
 
 def outputs_of(output: Any) -> list[Tensor]:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -48,6 +49,9 @@ def test_it_is_a_schema() -> None:
         (types.ForecastRow, set()),
         (types.Forecast, {"frames", "planner"}),
         (types.PrecisionPlan, set()),
+        (types.ErrorBudget, set()),
+        (types.ErrorShare, set()),
+        (types.Choice, set()),
         (types.SelfTest, set()),
         (types.Trace, set()),
         (types.TracedBatch, set()),
@@ -150,6 +154,16 @@ def test_forecasts_and_plans() -> None:
         plan = forecast.plan()
         assert told("PrecisionPlan", json.loads(plan.to_json())) == []
         assert told("", json.loads(plan.to_json())) == []
+
+
+def test_error_budgets() -> None:
+    """Of a dtype that holds the output, and of one that does not."""
+    for size in (1.0, 1e6):
+        model, x = half(size)
+        budget = fxguard.error_budget(model, x, dtype="fp16", gradients=True)
+        assert math.isinf(budget.error) == (size > 1)
+        assert told("ErrorBudget", json.loads(budget.to_json())) == []
+        assert told("", json.loads(budget.to_json())) == []
 
 
 def test_comparisons_and_diffs() -> None:

@@ -1,0 +1,156 @@
+"""``error_budget``: how wrong a model is in a dtype, and which lines that comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from fxguard.budget._fixes import fix_for
+from fxguard.budget._gradients import Gradients, gradients_of
+from fxguard.budget._graphs import Graphs
+from fxguard.budget._measured import Measured, measured
+from fxguard.budget._rows import Amplified, choices_of, lines_of
+from fxguard.budget._shares import Shares
+from fxguard.errors import UsageError
+from fxguard.graph.wide_form import NotJudged
+from fxguard.in_dtype.trials import FLOAT8, Trials, pairs_of, tensors_of
+from fxguard.install.instrumented import unwrapped
+from fxguard.measure.at_hand import dtype_named, name_of_dtype
+from fxguard.report.error_budget import ErrorBudget
+
+__all__ = ["error_budget"]
+
+
+def error_budget(
+    model: Module,
+    *inputs: Any,
+    dtype: torch.dtype | str | None = torch.bfloat16,
+    of: Callable[[Any], Any] | None = None,
+    autocast: bool = False,
+    gradients: bool = False,
+    **named: Any,
+) -> ErrorBudget:
+    """Say how wrong a model's output is in a dtype, and which lines that comes from.
+
+    A copy of the model runs in ``dtype``. Each captured graph runs again beside it in float64, with
+    gradients. The *own* error of an operation is that of its roundings: its result minus that of
+    the same operation in float64 on the operands that it had. To first order, the error of a number
+    is the sum of own errors times the gradients of the number with respect to the results. So the
+    *share* of an operation is what it adds to the square of the error: roundings are independent
+    (Higham and Mary, 2019), unless the sum of an operation's errors shows a bias.
+
+    Where an error is far beyond first order, shares rank and do not add up; the text says so.
+    Integers, booleans and indices are those of the model in ``dtype``: what float64 would have
+    chosen otherwise is listed. Random operations draw the same numbers in both. ``no_grad`` and
+    ``detach`` do not end a gradient here.
+
+    Args:
+        model: any module. A copy runs; the model, its buffers and the random state stay unchanged.
+        inputs: its positional arguments.
+        dtype: the dtype that weights and floating-point inputs are cast to; a name such as "bf16"
+            will do. None leaves everything as it is.
+        of: a function from what the model returns to the number that matters, such as a loss or the
+            log-probability of a token; it is called with float64. By default the ``loss`` that the
+            model returns, or else all floating-point tensors of its output.
+        autocast: whether the model runs under ``torch.autocast`` to ``dtype``, with unchanged
+            weights.
+        gradients: whether to also measure the error of each weight's gradient, and what it comes
+            from.
+        named: keyword arguments of the model.
+
+    Returns:
+        The budget: :attr:`~fxguard.types.ErrorBudget.error`, and rows with the largest share first.
+        All values of the float64 run stay in memory until it is made, as for a backward.
+
+    Raises:
+        FxguardError: when the model does not run in the dtype, when nothing of it was captured, and
+            when its graphs cannot run in float64.
+
+    Example:
+        >>> print(fxguard.error_budget(model, ids, dtype=torch.bfloat16))
+        bfloat16 changes the output by 28 %: 0.6 of 2.4 digits are left
+        68 %  to rope.py:9: pos = pos.to(x.dtype)  own error 0.19 %, amplified 130 times, by cos ...
+    """
+    chosen = None if dtype is None else dtype_named(dtype)
+    if not isinstance(model, Module):
+        raise UsageError(f"error_budget needs a torch.nn.Module, got {type(model).__name__}")
+    if chosen in FLOAT8:
+        raise UsageError(f"error_budget takes a dtype that operations compute in, got {chosen}")
+    trials = Trials(unwrapped(model), inputs, named, chosen, autocast=autocast)
+    try:
+        return _Budget(trials, of, gradients=gradients).made()
+    except NotJudged as reason:
+        raise UsageError(f"there is no error budget: {reason}") from reason
+
+
+class _Budget:
+    """The runs of one budget."""
+
+    def __init__(self, trials: Trials, of: Callable[[Any], Any] | None, *, gradients: bool) -> None:
+        self.trials, self.of, self.gradients = trials, of, gradients
+
+    def made(self) -> ErrorBudget:
+        """Run the model, and make the budget."""
+        graphs, number, between = self._run(chooses=False)
+        try:
+            if any(choices_of(graphs)):  # a run that chooses for itself may be far from this one
+                graphs.close()
+                graphs, number, between = self._run(chooses=True)
+            return self._budget(graphs, number, between)
+        finally:
+            graphs.close()
+
+    def _run(self, *, chooses: bool) -> tuple[Graphs, Measured, int]:
+        given = self.trials.start()
+        shares = Shares()
+        tensors, pairs = tensors_of(self.trials.model), pairs_of(given, self.trials.given)
+        graphs = Graphs(shares, tensors, pairs, chooses=chooses)
+        output, between = self.trials.heard(given, graphs.hear)
+        if not graphs.counted:
+            name = type(self.trials.model).__name__
+            raise UsageError(
+                f"there is no error budget: TorchDynamo captured no operation of this {name}"
+            )
+        return graphs, measured(output, graphs, self.of), between
+
+    def _budget(self, graphs: Graphs, number: Measured, between: int) -> ErrorBudget:
+        shares, trials = graphs.shares, self.trials
+        for at, drawn in enumerate(number.projections):
+            shares.begin()
+            keeps = self.gradients or at + 1 < len(number.projections)
+            torch.autograd.grad(
+                number.wide, graphs.all_leaves(), drawn, retain_graph=keeps, allow_unused=True
+            )
+        predicted, true = shares.predicted(), number.true_errors()
+        amplified = Amplified(shares, graphs, number.size)
+        lines = lines_of(shares, graphs)
+        rows = tuple(line.row(amplified) for line in lines if line.share)
+        fix = fix_for(trials, self.of, graphs, lines, amplified, number)
+        gradients = Gradients()
+        if self.gradients:
+            gradients = gradients_of(trials, self.of, graphs, number)
+        notes = [f"not looked at: {between} operations between graphs"] if between else []
+        notes += [gradients.note] if gradients.note else []
+        return ErrorBudget(
+            name_of_dtype(trials.dtype),
+            number.name,
+            number.error,
+            trials.unit,
+            rows,
+            _root_mean_square(predicted) / _root_mean_square(true) if any(true) else math.nan,
+            graphs.counted,
+            tuple(choices_of(graphs)),
+            tuple(graphs.not_judged.items()),
+            fix,
+            tuple(gradients.errors.items()),
+            gradients.rows,
+            tuple(notes),
+        )
+
+
+def _root_mean_square(values: list[float]) -> float:
+    return math.sqrt(sum(x * x for x in values) / len(values)) if values else 0.0
