@@ -32,9 +32,9 @@ from torch.fx import Interpreter, Node
 import fxguard
 from fxguard.batch.events import GraphRun
 from fxguard.capture.keeping import numbered
+from fxguard.forecasting._examined import Examined
 from fxguard.forecasting._graphs import Operation
 from fxguard.forecasting._reference import reference_of
-from fxguard.forecasting._trials import Trials
 from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for name in options.models:
         model, inputs = MODELS[name]()
-        trials = Trials(model, inputs, {"use_cache": False} if " " in name else {}, torch.float16)
+        trials = Examined(model, inputs, {"use_cache": False} if " " in name else {}, torch.float16)
         found, _ = trials.forecast()
         reference_of(trials, draws=found.draws)
         order = list(found.counted)
@@ -194,7 +194,7 @@ def magnitude(value: Any) -> float:
     return max((float(x.max()) for x in floats if x.numel()), default=0.0)
 
 
-def by_range(model: nn.Module, trials: Trials, order: Sequence[Operation]) -> Kept:
+def by_range(model: nn.Module, trials: Examined, order: Sequence[Operation]) -> Kept:
     """Keep what reads or makes numbers above 512 in one run in float32."""
     kept: dict[Operation, None] = {}
 
@@ -221,7 +221,7 @@ def by_range(model: nn.Module, trials: Trials, order: Sequence[Operation]) -> Ke
     return Kept(len(globs), 1, trials.error(globs).outputs)
 
 
-def by_bisection(trials: Trials, order: Sequence[Operation]) -> Kept:
+def by_bisection(trials: Examined, order: Sequence[Operation]) -> Kept:
     """Put stretches of operations into float16, the largest first, and halve those that fail."""
     names = [glob_of(each) for each in order]
     low: set[str] = set()
