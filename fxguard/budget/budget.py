@@ -22,7 +22,7 @@ from fxguard.install.instrumented import unwrapped
 from fxguard.measure.at_hand import dtype_named, name_of_dtype
 from fxguard.report.error_budget import ErrorBudget
 
-__all__ = ["error_budget"]
+__all__ = ["budget_of_step", "error_budget"]
 
 
 def error_budget(
@@ -81,6 +81,29 @@ def error_budget(
     if chosen in FLOAT8:
         raise UsageError(f"error_budget takes a dtype that operations compute in, got {chosen}")
     trials = Trials(unwrapped(model), inputs, named, chosen, autocast=autocast)
+    return _budget_of(trials, of, gradients=gradients)
+
+
+def budget_of_step(
+    model: Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype,
+    of: Callable[[Any], Any] | None,
+) -> ErrorBudget:
+    """The budget of a step of a script.
+
+    Args:
+        model: the model as it was before the step.
+        args: what it was given.
+        kwargs: likewise.
+        dtype: as in :func:`error_budget`.
+        of: likewise.
+    """
+    return _budget_of(Trials(unwrapped(model), args, kwargs, dtype), of, gradients=False)
+
+
+def _budget_of(trials: Trials, of: Callable[[Any], Any] | None, *, gradients: bool) -> ErrorBudget:
     try:
         return _Budget(trials, of, gradients=gradients).made()
     except NotJudged as reason:

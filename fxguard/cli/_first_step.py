@@ -1,4 +1,4 @@
-"""``fxguard run --forecast``: what the first step of a script would do in another dtype."""
+"""The first step of a script: its models as they were before it, what they got, and their loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import copy
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,15 +18,16 @@ from torch.nn import Module
 from fxguard import trees
 from fxguard.api.outermost import is_traced, pays_to_capture
 from fxguard.capture.dynamo import leave_to_python
+from fxguard.cli._loss_of_step import LossOfStep
 from fxguard.cli._session import write
 from fxguard.errors import FxguardError
-from fxguard.forecasting.forecast import forecast_of_step
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
 from fxguard.install.instrumented import unwrapped
+from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.forecast import Forecast
 
-__all__ = ["FirstStep"]
+__all__ = ["Call", "FirstStep"]
 
 
 @dataclass(eq=False)
@@ -39,26 +40,51 @@ class Call:
     training: dict[str, bool]  # of each module
     buffers: dict[str, Tensor]
     random_state: RandomState
-    gradients: dict[int, Tensor] = field(default_factory=dict)  # of its outputs, by position
-    outputs: int = 0
+    output: Any = None  # what it returned
+    outputs: int = 0  # floating-point tensors in it
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # of these, by position
+    # What the backward began with, as a function of what the model returns; None if not known.
+    loss: Callable[[Any], Any] | None = None
+
+    def model(self) -> Module:
+        """A copy of the model as it was, with the random state of that time."""
+        model = copy.deepcopy(self.module)
+        for name, part in model.named_modules():
+            part.training = self.training.get(name, part.training)
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in self.buffers:
+                    buffer.copy_(self.buffers[name])
+        self.random_state.restore()
+        return model
 
 
 class FirstStep:
-    """Runs a script up to the end of its first backward, prints forecasts, and ends it.
+    """Runs a script up to the end of its first backward, looks at its models, and ends it.
 
-    Each outermost module with weights or buffers gets a forecast, from its first call. Without a
-    backward, the script stops at the second call of a module, or at its own end.
+    Each outermost module with weights or buffers is looked at, as it was at its first call. Without
+    a backward, the script stops at the second call of a module, or at its own end.
 
     Args:
-        dtype: "float16", "float8_e4m3fn".
-        report: a file to write the forecast to: a page if its name ends in .html, JSON if it ends
+        look: makes a record of a call.
+        report: a file to write the record to: a page if its name ends in .html, JSON if it ends
             in .json, else text. The file of a second model has a number in its name.
+        loss: notes how the script computes its loss; None if nobody asks for that.
+
+    Attributes:
+        found: the records.
     """
 
-    def __init__(self, dtype: str, report: Path | None = None) -> None:
-        self.dtype: torch.dtype = getattr(torch, dtype)
+    def __init__(
+        self,
+        look: Callable[[Call], Forecast | ErrorBudget],
+        report: Path | None = None,
+        loss: LossOfStep | None = None,
+    ) -> None:
+        self.look = look
         self.report = report
-        self.found: list[Forecast] = []
+        self.found: list[Forecast | ErrorBudget] = []
+        self._loss = loss
         self._calls: dict[int, Call] = {}
         self._local = threading.local()
 
@@ -68,8 +94,10 @@ class FirstStep:
         call, backward = Module.__call__, torch.autograd.backward
         Module.__call__ = self._make_call(call)  # type: ignore[method-assign]
 
-        def backward_and_end(*args: Any, **kwargs: Any) -> None:
-            backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        def backward_and_end(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if self._loss is not None:
+                self._loss.ends_with(tensors)
+            backward(tensors, *args, **kwargs)  # type: ignore[no-untyped-call]
             if self._calls:
                 self._end()
 
@@ -93,8 +121,11 @@ class FirstStep:
             self._local.inside = True
             try:
                 entered = self._entered(target, args, kwargs)
-                output = original(module, *args, **kwargs)
+                with contextlib.nullcontext() if self._loss is None else self._loss.paused():
+                    output = original(module, *args, **kwargs)
                 self._listen(entered, output)
+                if self._loss is not None:
+                    self._loss.returned((args, kwargs), output)
             finally:
                 self._local.inside = False
             self._calls[id(target)] = entered
@@ -117,7 +148,7 @@ class FirstStep:
     def _listen(self, entered: Call, output: Any) -> None:
         """Keep the gradient of each output as it arrives from outside the model."""
         leaves = [x for x in trees.tree_leaves(output) if is_float(x)]
-        entered.outputs = len(leaves)
+        entered.output, entered.outputs = output, len(leaves)
         for position, leaf in enumerate(leaves):
             if leaf.requires_grad:
 
@@ -128,30 +159,30 @@ class FirstStep:
                 leaf.register_hook(keep)
 
     def _end(self) -> NoReturn:
-        """Print the forecasts, and end the script."""
+        """Print what is found of each model, and end the script."""
         calls, self._calls = list(self._calls.values()), {}
         self._local.inside = True  # what follows is not part of the script
-        for number, each in enumerate(calls, 1):
-            model = copy.deepcopy(each.module)
-            for name, part in model.named_modules():
-                part.training = each.training.get(name, part.training)
-            with torch.no_grad():
-                for name, buffer in model.named_buffers():
-                    if name in each.buffers:
-                        buffer.copy_(each.buffers[name])
-            each.random_state.restore()
-            gradients = None
-            if each.gradients:
-                gradients = [each.gradients.get(position) for position in range(each.outputs)]
-            try:
-                with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-                    found = forecast_of_step(model, each.args, each.kwargs, self.dtype, gradients)
-            except FxguardError as error:
-                print(f"{type(each.module).__name__}: {error}", flush=True)
-                continue
-            print(f"{type(each.module).__name__}: {found}", flush=True)
-            self.found.append(found)
-            if self.report is not None:
-                more = "" if number == 1 else f"-{number}"
-                write(found, self.report.with_stem(self.report.stem + more))
+        with contextlib.ExitStack() as outside:
+            if self._loss is not None:
+                outside.enter_context(self._loss.paused())
+            outside.enter_context(torch.inference_mode(False))
+            for device in ("cpu", "cuda"):
+                outside.enter_context(torch.autocast(device, enabled=False))
+            for number, each in enumerate(calls, 1):
+                self._look_at(each, number)
         sys.exit(0)
+
+    def _look_at(self, call: Call, number: int) -> None:
+        name = type(call.module).__name__
+        if self._loss is not None:
+            call.loss = self._loss.of(call.output)
+        try:
+            found = self.look(call)
+        except FxguardError as error:
+            print(f"{name}: {error}", flush=True)
+            return
+        print(f"{name}: {found}", flush=True)
+        self.found.append(found)
+        if self.report is not None:
+            more = "" if number == 1 else f"-{number}"
+            write(found, self.report.with_stem(self.report.stem + more))

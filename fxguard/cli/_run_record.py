@@ -11,10 +11,11 @@ from typing import Any
 from fxguard.cli._ending import say
 from fxguard.cli._processes import Note
 from fxguard.cli._statuses import Status
+from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.forecast import Forecast
 from fxguard.report.strict_json import recorded, write_json
 
-__all__ = ["record_of_forecasts", "record_of_run", "status_of", "write_record"]
+__all__ = ["record_of_first_step", "record_of_run", "status_of", "write_record"]
 
 
 def status_of(error: BaseException | None) -> int:
@@ -45,14 +46,19 @@ def record_of_run(note: Note, status: int) -> dict[str, Any]:
     )
 
 
-def record_of_forecasts(forecasts: Sequence[Forecast], status: int) -> dict[str, Any]:
-    """A run with ``--forecast``, which ends after its first step."""
-    lines = [line for each in forecasts for line in each.verdict]
-    return _record(status, lines, forecasts=[each.to_dict() for each in forecasts])
+def record_of_first_step(found: Sequence[Forecast | ErrorBudget], status: int) -> dict[str, Any]:
+    """A run with ``--forecast`` or ``--error-budget``, which ends after its first step."""
+    return _record(
+        status,
+        [line for each in found for line in each.verdict],
+        forecasts=[each.to_dict() for each in found if isinstance(each, Forecast)],
+        error_budgets=[each.to_dict() for each in found if isinstance(each, ErrorBudget)],
+    )
 
 
 def _record(status: int, verdict: list[str], **found: Any) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"detections": [], "report": None, "forecasts": [], "checked": None}
+    nothing: dict[str, Any] = {"detections": [], "report": None, "checked": None}
+    nothing |= {"forecasts": [], "error_budgets": []}
     return recorded("run", {"status": int(status), "verdict": verdict, **nothing, **found})
 
 

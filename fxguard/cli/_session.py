@@ -31,6 +31,7 @@ from fxguard.graph.tables import MOVES, SELECTS, UNINITIALISED
 from fxguard.guard.guard import GuardedModel
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Range
+from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.forecast import Forecast
 from fxguard.report.report import Report
 from fxguard.tracing.traces import Traces
@@ -239,8 +240,8 @@ def headroom_of(guard: GuardedModel) -> Headroom | None:
     return least
 
 
-def write(report: Report | Forecast, path: Path) -> None:
-    """Write a report or a forecast in the format that the file's name asks for."""
+def write(report: Report | Forecast | ErrorBudget, path: Path) -> None:
+    """Write a record in the format that the file's name asks for."""
     try:
         if path.suffix == ".html":
             report.to_html(path)

@@ -19,7 +19,7 @@ from fxguard import netcheck
 from fxguard.cli._ending import end, last_line, say
 from fxguard.cli._processes import SWITCH
 from fxguard.cli._run_record import (
-    record_of_forecasts,
+    record_of_first_step,
     record_of_run,
     status_of,
     write_record,
@@ -114,6 +114,13 @@ def parser() -> argparse.ArgumentParser:
         choices=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
         help="say what would overflow, underflow or be rounded away in this dtype in the first "
         "step of the script, and stop there with status 0",
+    )
+    run.add_argument(
+        "--error-budget",
+        type=spelled_out,
+        choices=("float16", "bfloat16", "float32"),
+        help="say how wrong the loss of the first step of the script would be in this dtype, and "
+        "which lines that comes from, and stop there with status 0",
     )
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -214,8 +221,10 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         return _wrong(problem)
     if given.try_patch and given.patch is None:
         return _wrong("--try-patch needs --patch FILE")
-    if given.forecast is not None:
-        return _forecast(given, settings.get("report"), rest)
+    if given.forecast is not None and given.error_budget is not None:
+        return _wrong("--forecast and --error-budget are two runs: give one of them")
+    if given.forecast is not None or given.error_budget is not None:
+        return _first_step(given, settings.get("report"), rest)
     return _run(given, rest, settings)
 
 
@@ -266,11 +275,16 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv, []
 
 
-def _forecast(given: argparse.Namespace, report: str | None, rest: list[str]) -> int:
+def _first_step(given: argparse.Namespace, report: str | None, rest: list[str]) -> int:
     os.environ.pop(SWITCH, None)
-    from fxguard.cli._forecast import FirstStep
+    from fxguard.cli import _looks
 
-    first = FirstStep(given.forecast, None if report is None else Path(report))
+    file = None if report is None else Path(report)
+    if given.forecast is not None:
+        first, nothing = _looks.forecast(given.forecast, file), f"forecast in {given.forecast}"
+    else:
+        first = _looks.error_budget(given.error_budget, file)
+        nothing = f"measure in {given.error_budget}"
     error: BaseException | None = None
     try:
         with first.watching():
@@ -280,8 +294,8 @@ def _forecast(given: argparse.Namespace, report: str | None, rest: list[str]) ->
         raise
     finally:
         if given.json is not None:
-            write_record(given.json, record_of_forecasts(first.found, status_of(error)))
-    say(f"no model was called: there is nothing to forecast in {given.forecast}")
+            write_record(given.json, record_of_first_step(first.found, status_of(error)))
+    say(f"no model was called: there is nothing to {nothing}")
     return Status.FINE
 
 

@@ -169,6 +169,9 @@ def test_the_record_of_a_run(here: Path) -> None:
     forecast = record(here, "run", "--forecast", "float16", "fine.py")
     assert [each["dtype"] for each in forecast["forecasts"]] == ["float16"]
     assert forecast["checked"] is None
+    budget = record(here, "run", "--error-budget", "float16", "fine.py")
+    assert [each["dtype"] for each in budget["error_budgets"]] == ["float16"]
+    assert budget["checked"] is None
     assert record(here, "run", "--trace-batch-nums", "0", "fine.py")["checked"]["traced"] == [0]
 
 
