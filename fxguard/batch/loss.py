@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -28,7 +28,13 @@ from fxguard.batch.events import GraphRun, ModuleReturn
 from fxguard.batch.forget import keep_only, leading_to
 from fxguard.batch.keys import Key
 from fxguard.batch.observer import observe_undisturbed
-from fxguard.batch.plain_operations import LossBatch, is_plain, observe_plain, reads_of
+from fxguard.batch.plain_operations import (
+    LossBatch,
+    TurnedBad,
+    is_plain,
+    observe_plain,
+    reads_of,
+)
 from fxguard.batch.tape import Tape
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
@@ -102,10 +108,11 @@ class Loss:
 
     Args:
         number: number of the batch whose outputs it begins with.
+        turned_bad: see :class:`LossBatch`.
     """
 
-    def __init__(self, number: int) -> None:
-        self.batch = LossBatch(number)
+    def __init__(self, number: int, turned_bad: TurnedBad | None = None) -> None:
+        self.batch = LossBatch(number, Counter() if turned_bad is None else turned_bad)
         self.weights: ChainMap[int, tuple[Role, str]] = ChainMap()
         self.modules: ChainMap[int, str] = ChainMap()  # id of a module of the models to its name
         self.forward = ActiveForward(self.batch, self.modules, self.weights, None)
@@ -178,6 +185,7 @@ class Loss:
         """Keep only what a later backward may still begin with."""
         live = [(x, key) for x, key in self.batch.live.alive() if x.requires_grad]
         self._keep([key for x, key in live if key in self.given or self.tape.may_run_to(x)])
+        self.batch.look_anew()
         self.has_ended, self.batch.watchers = False, []
         self.owners, self.weights.maps[1:], self.modules.maps[1:] = [], [], []
         for output in self.given.values():
@@ -262,7 +270,7 @@ class Loss:
     def _is_in_brief(self) -> bool:
         """Whether a plain operation may be written down in brief now, and in C."""
         batch, here = self.batch, active.here
-        is_watched = batch.watchers or batch.arrivals or batch.measuring or batch.details
+        is_watched = batch.watchers or batch.arrivals or batch.measuring
         is_inside = here.forward or here.call or is_line_given()
         return not (is_watched or is_inside or len(batch.values) > self._most_values)
 

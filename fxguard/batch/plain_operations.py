@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import EllipsisType, NoneType
@@ -27,7 +28,14 @@ from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.observer import Begun, operation_of, rows_read
 from fxguard.batch.tape import MADE, Tape
 from fxguard.batch.tape_graph import Made, Noted, filled
-from fxguard.graph.operations import WRITES, has_effects, is_custom, name_of, read_call
+from fxguard.graph.operations import (
+    WRITES,
+    has_effects,
+    is_custom,
+    is_move,
+    name_of,
+    read_call,
+)
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.tables import CASTS, ENTRIES, MOVES, NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.measure import native
@@ -37,7 +45,7 @@ from fxguard.records import Role
 from fxguard.source.lines import Place, calling_line
 from fxguard.torch_names import DisableTorchFunction, is_any_autocast_on
 
-__all__ = ["LossBatch", "Reads", "is_plain", "observe_plain", "reads_of"]
+__all__ = ["LossBatch", "Reads", "TurnedBad", "is_plain", "observe_plain", "reads_of"]
 
 _TENSORS = frozenset({Tensor, Parameter})
 _NESTED = frozenset({tuple, list})
@@ -138,13 +146,46 @@ class _Brief(NamedTuple):
         return [(f"output[{place}]", key) for place, key in self.made]  # type: ignore[misc]
 
 
-class LossBatch(Batch):
-    """A batch whose plain operations become events when somebody asks for its events."""
+# An operation, its line, and whether it is NaN.
+TurnsBad = tuple[str, Place | None, bool]
+TurnedBad = Counter[TurnsBad]
 
-    def __init__(self, number: int) -> None:
+USUAL = 64  # times
+
+
+class LossBatch(Batch):
+    """A batch whose plain operations become events when somebody asks for its events.
+
+    Args:
+        number: its number.
+        turned_bad: how often an operation has made something bad at its line, in this loss and in
+            those before it.
+    """
+
+    def __init__(self, number: int, turned_bad: TurnedBad) -> None:
         self._events: list[Event | _Brief] = []
         self._has_brief = False
+        self._turned_bad = turned_bad
+        self._looked_at: set[TurnsBad] = set()  # of those that often do, in this loss
         super().__init__(number)
+
+    def is_usual(self, kind: str, place: Place | None, *, is_nan: bool) -> bool:
+        """Whether it is usual that an operation turns bad there: a mask, most likely.
+
+        The first one in a loss is looked at all the same.
+        """
+        here = kind, place, is_nan
+        self._turned_bad[here] += 1
+        if self._turned_bad[here] <= USUAL:
+            return False
+        if here not in self._looked_at:
+            self._looked_at.add(here)
+            return False
+        return True
+
+    def look_anew(self) -> None:
+        """What is computed from now on is another loss."""
+        self._looked_at.clear()
 
     @property  # type: ignore[override]
     def events(self) -> list[Event]:
@@ -169,7 +210,7 @@ class LossBatch(Batch):
         self._events, self._has_brief = [], False
 
     def has_made(self, tensor: Tensor, kind: str, pair: tuple[float, float]) -> Key:
-        """Add a tensor that an operation has made, with its finite magnitudes."""
+        """Add a tensor that an operation has made, with its magnitudes."""
         index = len(self.values)
         dtype = name_of_dtype(tensor.dtype)
         self.values.append(_value(kind, dtype, index, tensor.requires_grad))
@@ -292,10 +333,23 @@ def _look_closely(
         keys: of the values that it has read, likewise.
         result: what it returned.
     """
-    begun = _begun(forward.batch, func, args, kwargs, keys)
-    begun.tape, begun.noted = tape, tape.before(func, args, kwargs, forward.batch.module)
+    batch = forward.batch
+    assert isinstance(batch, LossBatch)
+    begun = _begun(batch, func, args, kwargs, keys)
+    begun.tape, begun.noted = tape, tape.before(func, args, kwargs, batch.module)
     begun.noted.versions = versions
-    begun.has_returned(result)
+    pair = native.abs_min_max(result) if type(result) is Tensor else None
+    if pair is None or is_move(begun.call, begun.call.first, result):
+        begun.has_returned(result)
+        return
+    place, kind = calling_line(1), begun.call.kind
+    if not batch.is_usual(kind, place, is_nan=math.isnan(pair[1])):
+        begun.has_returned(result)
+        return
+    with DisableTorchFunction():
+        tape.after(begun.noted, result, place)
+    made = [("output", batch.has_made(result, kind, pair))]
+    batch.add(operation_of(batch, begun.call, place, begun.inputs, made))
 
 
 def _has_raised(

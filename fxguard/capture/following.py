@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import BACKWARDS, Loss
 from fxguard.batch.module_hooks import may_fuse
 from fxguard.batch.observer import Observer, set_function_modes
+from fxguard.batch.plain_operations import TurnedBad
 from fxguard.capture import dynamo, plain_python
 from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.module_hooks import hear_of_modules
@@ -103,6 +105,7 @@ class Following(Observer):
         self.writes = LateWrites()  # since the last backward
         self.differentiates = False  # a backward of the loss is running
         self._rests = False
+        self._turned_bad: TurnedBad = Counter()  # in its losses
 
     # TorchDynamo traces what reads `loss` and `beside`, and no property of a mode: these set them.
 
@@ -178,7 +181,7 @@ class Following(Observer):
         """
         loss = self.loss
         if loss is None:
-            loss = Loss(number)
+            loss = Loss(number, self._turned_bad)
         else:
             loss.turn()
         self._now_of(loss)

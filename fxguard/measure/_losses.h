@@ -21,7 +21,7 @@ static struct {
     PyObject *memories, *beside, *untyped_storage, *cdata, *weak_ref, *values, *pairs, *has_brief,
         *events, *autocast, *module, *calls, *settings, *settings_of, *count, *known, *me,
         *has_noted, *without_gradient, *given_to, *output_nr, *key_of, *forward_class, *handed_on,
-        *hands_on, *remember, *modules;
+        *hands_on, *remember, *modules, *details;
 } name_of;
 
 /* The attributes of what is noted on a tape, in their order: see fxguard/batch/tape_graph.py. */
@@ -37,7 +37,7 @@ static const char *const NAMES_OF_LOSSES[] = {
     "_memories", "beside", "untyped_storage", "_cdata", "_weak_ref", "values", "pairs", "_has_brief",
     "_events", "autocast", "module", "calls", "_restore_settings", "settings", "_count", "_known", "_me",
     "has_noted", "_without_gradient", "given_to", "output_nr", "key_of", "_forward_cls", "handed_on",
-    "hands_on", "remember", "modules",
+    "hands_on", "remember", "modules", "details",
 };
 
 /* Function to its name, whether it may move elements, and whether it draws; or to None. */
@@ -330,12 +330,18 @@ static int prepare(Operations *all, Call *call) {
     return done == DONE && find_modules(call) != 0 ? -1 : done;
 }
 
-/* The key of each number that the operation reads: some are new to the batch. */
+/* The key of each number that the operation reads: some are new to the batch, or bad in it. */
 static int find_keys(Call *call) {
+    PyObject *details = PyObject_GetAttr(call->batch, name_of.details);
+    if (details == NULL)
+        return -1;
+    const int is_any_bad = PyDict_Size(details) > 0;
+    Py_DECREF(details);
     for (long i = 0; i < call->count; i++) {
         Operand *each = &call->read[i];
-        if (!each->is_float || each->key != NULL)
+        if (!each->is_float || (each->key != NULL && !is_any_bad))
             continue;
+        Py_CLEAR(each->key);
         PyObject *label = each->keyword == NULL
                               ? PyUnicode_FromFormat("input[%ld]", each->position)
                               : PyUnicode_FromFormat("input[%U]", each->keyword);
