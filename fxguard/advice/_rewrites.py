@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fxguard.advice import _expressions as made
 from fxguard.advice import becomes, signs
+from fxguard.advice import special_functions as special
 from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
 from fxguard.advice.zeros import is_normalized_in_turn
@@ -196,7 +197,8 @@ REWRITES = (
          "take x + log(-expm1(-x)) instead of log(exp(x) - 1)", becomes.is_inverse_softplus),
     Rule("overflow", _EXPS, "exact",
          "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
-         lambda c: becomes.is_logged(c) and c.name != "cosh",
+         lambda c: becomes.is_logged(c) and c.name not in ("cosh", "sinh")
+         and not (special.is_logged(c) or special.is_log_of_gamma(c)),
          rewrites=("log(sum(exp(x), d, k)) -> logsumexp(x, d, k)",
                    "log(exp(x) / sum(exp(x), d, True)) -> log_softmax(x, d)",
                    "log(diag(exp(x)) / sum(exp(x), d)) -> x.diag() - logsumexp(x, d)",

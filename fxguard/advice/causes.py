@@ -190,10 +190,22 @@ def _cause_inside(evidence: Evidence) -> str:
     # The largest number that sums of squares and products may reach on the way.
     if any(_is_beyond(max(x, x * x) * count, evidence.dtype) for x, count in read):
         return "overflow"
+    if math.isinf(evidence.number) and _is_large(evidence):
+        return "overflow"
     divides = plain(evidence.kind) in DEFAULT_EPS
     if lost_eps(evidence) or (divides and form and any(form.loses(x * x) for x, _ in read)):
         return "underflow"
     return "rounding"
+
+
+def _is_large(evidence: Evidence) -> bool:
+    """Whether the exact result is so large that numbers on the way to it may not fit the dtype.
+
+    The Bessel function i0(x) is computed as exp(x) times something small.
+    """
+    form = format_of(evidence.dtype)
+    same = evidence.same
+    return form is not None and same is not None and abs(same) >= form.max**0.5
 
 
 def _magnitude(operand: Operand) -> float:

@@ -13,6 +13,7 @@ from fxguard.advice import becomes, signs, zeros
 from fxguard.advice._rewrites import REWRITES
 from fxguard.advice._rule import Rule
 from fxguard.advice._rule import names_in as _names
+from fxguard.advice._special_rules import SPECIAL_RULES
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
 from fxguard.advice.chosen_products import words_of_product
@@ -181,6 +182,7 @@ RULES = (
          "before anything is adapted to it", _is_of_sampler, words=_acceptance),
     *ZERO_RULES,
     *REWRITES,
+    *SPECIAL_RULES,
     # In a row that is masked entirely these are other functions, so they are not exact.
     Rule("overflow", _names("add sub"), "advice",
          MASK, Case.adds_limit),

@@ -15,6 +15,7 @@ from fxguard.patch._operations import OF_RULES, PARAMETERS, Imports, number_in
 __all__ = ["CannotRender", "Renderer"]
 
 FUNCTIONAL = ("cross_entropy", "ctc_loss", "logsigmoid", "softplus")  # no method, and not in torch
+SPECIAL = ("i0e", "i1", "i1e", "log_ndtr", "ndtr")  # in torch.special alone
 ATOM, POWER, UNARY, PRODUCT, SUM, BITS, LOOSE = 9, 5, 4, 3, 2, 1, 0
 SIGNS: dict[type[ast.AST], tuple[str, int]] = {
     ast.Add: ("+", SUM),
@@ -101,10 +102,11 @@ class Renderer:
             own = self.imports.spelled("math.log")
             return f"{own}({number:g})" if own else repr(math.log(number))
         home = "torch.nn.functional" if name in FUNCTIONAL else "torch"
+        home = "torch.special" if name in SPECIAL else home
         own = self.imports.spelled(f"{home}.{name}")
         if own:
             return f"{own}({self._arguments(name, rule, 0)})"
-        if name in FUNCTIONAL or name == "where":
+        if name in FUNCTIONAL or name in SPECIAL or name == "where":
             raise CannotRender(f"the file imports no torch to call {name} of")
         base = self._at_least(rule.args[0], ATOM)
         return f"{base}.{name}({self._arguments(name, rule, 1)})"

@@ -33,6 +33,11 @@ VOCABULARY: dict[str, Any] = {
     "log": lambda x: x.log() if isinstance(x, Tensor) else math.log(x),
     "sum": lambda x, dim: x.sum(dim),
     "mean": lambda x, dim: x.mean(dim),
+    **{name: getattr(torch.special, name) for name in ("i0", "i1", "erf", "erfc")},
+    "ndtr": torch.special.ndtr,
+    "sinh": torch.sinh,
+    "special": torch.special,
+    "sqrt": math.sqrt,
     "dim": DIM,
 }
 
@@ -93,6 +98,8 @@ class Exact:
 
 X = torch.tensor([[900.0, -900.0, 3.0, 0.0], [0.5, -400.0, 200.0, 1.0]])
 P = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.25, 0.5, 0.0, 0.25]])
+LARGE = torch.tensor([[120.0, 95.0, 3.0], [0.5, 40.0, 1.0]])
+FAR = torch.tensor([[-40.0, -1.0, 3.0], [-20.0, 0.5, 1.0]])
 LOGS = {"log": "", "log2": " / log(2)", "log10": " / log(10)"}
 
 
@@ -317,6 +324,20 @@ CASES = [
     Exact("choose a safe argument of sqrt by where, too", {"x": torch.tensor([-1.0, 0.0, 4.0])},
           broken=lambda x: chosen(x, before=False), mended=lambda x: chosen(x, before=True)),
     Exact("take logaddexp(x, -x) - log(2) instead of log(cosh(x))", {"x": X}),
+    Exact("take x + log(-expm1(-2 * x)) - log(2) instead of log(sinh(x))", {"x": LARGE}),
+    Exact("take x instead of log(exp(x))", {"x": X}),
+    *(Exact(f"take x{per} instead of {log}(exp(x))", {"x": FAR * 10}) for log, per in LOGS.items()),
+    *(Exact(f"take log(special.{name}e(x)) + x.abs() instead of log({name}(x))", {"x": LARGE},
+            eps=200) for name in ("i0", "i1")),
+    Exact("take special.i1e(x) / special.i0e(x) instead of i1(x) / i0(x)", {"x": LARGE}),
+    *(Exact(f"take special.log_ndtr(x){per} instead of {log}(ndtr(x))", {"x": FAR}, eps=1e3)
+      for log, per in LOGS.items()),
+    *(Exact(f"take (special.log_ndtr(-sqrt(2) * x) + log(2)){per} instead of {log}(erfc(x))",
+            {"x": -FAR}, eps=1e3) for log, per in LOGS.items()),
+    *(Exact(f"take special.log_ndtr({sign}x){per} "
+            f"instead of {log}(0.5 * (1 {by} erf(x / sqrt(2))))",
+            {"x": FAR if by == "+" else -FAR}, eps=1e3)
+      for log, per in LOGS.items() for by, sign in (("+", ""), ("-", "-"))),
     Exact("take torch.where(legal, logp, 0) in place of logp in the product", {"x": X},
           broken=lambda x: entropy(x, before=False), mended=lambda x: entropy(x, before=True)),
 ]  # fmt: skip
