@@ -14,7 +14,13 @@ from fxguard.advice.case import Case
 from fxguard.advice.coarse import is_coarse_difference, words_of_steps
 from fxguard.advice.frequencies import frequencies, words_of_frequencies
 from fxguard.advice.limits import limit_of, words_of_limit
-from fxguard.advice.one_maximum import one_maximum, words_of_maximum
+from fxguard.advice.one_maximum import differences_behind, one_maximum, words_of_maximum
+from fxguard.advice.other_groups import (
+    groups_without_maximum,
+    other_groups,
+    words_of_groups,
+    words_of_other_groups,
+)
 from fxguard.advice.positive import made_at
 from fxguard.advice.pushed_apart import distances, words_of_distances
 from fxguard.advice.scaled_vectors import is_factor_of_vectors, words_of_vectors
@@ -215,6 +221,7 @@ def _table(case: Case) -> Mapping[str, str]:
 
 def _is_schedule(case: Case) -> bool:
     is_other = signs.is_count_of_mask(case) or signs.divides_by_whole_numbers(case)
+    is_other = is_other or next(differences_behind(case), None) is not None
     return signs.is_entry_of_table(case) and not is_other and not zeros.is_spread_of_data(case)
 
 
@@ -265,6 +272,15 @@ ZERO_RULES = (
          "subtract the maximum of each {what} that is normalised{place}, {instead}, and not one of "
          "all: far below it exp makes 0 of a whole {what}, and with an eps it is still 0",
          lambda c: one_maximum(c) is not None, words=words_of_maximum),
+    Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
+         "take the maximum{place} by {sum_by}, as the sum{sum_place}, not by {by}: that of others "
+         "may be far above a whole sum, of which exp makes 0",
+         lambda c: other_groups(c) is not None, words=words_of_other_groups, alone=True),
+    Rule(_LOST, _DIVISIONS, "advice",
+         "subtract the maximum of each group from what {exp} reads, by scatter_reduce(..., "
+         '"amax"): the quotient stays the same, and exp made 0 of all of a group',
+         lambda c: groups_without_maximum(c) is not None and one_maximum(c) is None,
+         words=words_of_groups),
     Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "look at the numbers that {power} reads, up to {largest}{origin}: of all of them it makes "
          "0, as of another unit or of outliers; a divisor that is guarded would leave nothing",

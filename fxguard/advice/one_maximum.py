@@ -23,14 +23,23 @@ from fxguard.source.named import argument_text, called_name, first_argument
 from fxguard.source.syntax import tree_of
 from fxguard.source.turns import is_divided_in_turn
 
-__all__ = ["one_maximum", "words_of_maximum"]
+__all__ = [
+    "GROUPS",
+    "MAXIMA",
+    "ROWS",
+    "Difference",
+    "differences_behind",
+    "made_behind",
+    "one_maximum",
+    "words_of_maximum",
+]
 
 MOST_STEPS = 24  # from a divisor back to a maximum
 
-_MAXIMA = names_in("amax max")
+MAXIMA = names_in("amax max")
 _PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS)) | names_in("clone detach index_select")
-_ROWS = names_in("mean nansum sum")
-_GROUPS = names_in("index_add index_put put scatter scatter_add scatter_reduce segment_reduce")
+ROWS = names_in("mean nansum sum")
+GROUPS = names_in("index_add index_put put scatter scatter_add scatter_reduce segment_reduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +51,47 @@ class OneMaximum:
     is_by_group: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What an exponential reads that became 0 in a sum, by which something is normalised."""
+
+    difference: Step
+    exp: Step
+    sum: Step
+
+
 def one_maximum(case: Case) -> OneMaximum | None:
     """The maximum of everything because of which a row or a group is 0; None if there is none."""
+    for found in differences_behind(case):
+        maximum = _maximum_in(case.around, found.difference)
+        if maximum is not None:
+            return OneMaximum(found.difference, maximum, plain(found.sum.kind) in GROUPS)
+    return None
+
+
+def differences_behind(case: Case) -> Iterator[Difference]:
+    """What the exponentials read whose sum is 0, with the sum."""
     culprit, source = case.around.culprit, case.around.step.source
     if culprit is None or (source is not None and is_divided_in_turn(source)):
-        return None
-    return next(_found(case, culprit), None)
-
-
-def _found(case: Case, culprit: int) -> Iterator[OneMaximum]:
-    around, todo, seen = case.around, [(culprit, "")], {culprit}
+        return
+    around, seen = case.around, {culprit}
+    todo: list[tuple[int, Step | None]] = [(culprit, None)]
     while todo and len(seen) <= MOST_STEPS:
-        value, sums = todo.pop(0)
+        value, total = todo.pop(0)
         step = around.maker_of(value)
         if step is None or not step.inputs:
             continue
         name = plain(step.kind)
-        if name == "exp" and sums:
-            difference = _made(around, step.inputs[0])
-            maximum = None if difference is None else _maximum_in(around, difference)
-            if difference is not None and maximum is not None and _made_zeros(case, step):
-                yield OneMaximum(difference, maximum, sums in _GROUPS)
+        if name == "exp" and total is not None:
+            difference = made_behind(around, step.inputs[0])
+            if difference is not None and _made_zeros(case, step):
+                yield Difference(difference, step, total)
             continue
-        if name in _ROWS | _GROUPS:
-            sums = name
+        if name in ROWS | GROUPS:
+            total = step
         elif not (not step.counts or name in _PASSED or _is_by_positive(around, step)):
             continue
-        todo += [(each, sums) for each in step.inputs if each not in seen]
+        todo += [(each, total) for each in step.inputs if each not in seen]
         seen.update(step.inputs)
 
 
@@ -90,7 +113,7 @@ def _made_zeros(case: Case, step: Step) -> bool:
     return form is not None and made.abs_min < form.smallest_normal and read.abs_max < MASK
 
 
-def _made(around: Surroundings, value: int) -> Step | None:
+def made_behind(around: Surroundings, value: int) -> Step | None:
     """What made a value behind moves."""
     for _ in range(MOST_STEPS):
         step = around.maker_of(value)
@@ -112,8 +135,8 @@ def _maximum_in(around: Surroundings, difference: Step) -> str | None:
     if plain(difference.kind) != "sub" or difference.number_first:
         return None
     if len(difference.inputs) == 2:
-        step = _made(around, difference.inputs[1])
-        is_one = step is not None and plain(step.kind) in _MAXIMA and not step.literals
+        step = made_behind(around, difference.inputs[1])
+        is_one = step is not None and plain(step.kind) in MAXIMA and not step.literals
         if step is None or not is_one or len(step.inputs) != 1 or len(step.outputs) != 1:
             return None
         return without_parentheses(written_operand(step))
@@ -129,7 +152,7 @@ def _maximum_written(difference: Step) -> str | None:
     made = assignment_of(text, source) if text.isidentifier() else None
     tree = tree_of(text) if made is None else statement_node(made)
     for node in () if tree is None else ast.walk(tree):
-        if not isinstance(node, ast.Call) or called_name(node) not in _MAXIMA:
+        if not isinstance(node, ast.Call) or called_name(node) not in MAXIMA:
             continue
         is_method = isinstance(node.func, ast.Attribute) and not (
             isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"

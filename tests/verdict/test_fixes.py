@@ -500,6 +500,8 @@ OF_PROGRAMS = (
     "{factor} is 0{place}",
     "both sides are 0 where {name}",
     "subtract the maximum of each {what}",
+    "subtract the maximum of each group from",
+    "take the maximum{place}",
     "keep {number} {inside} where it is made",
     "{c.bare} is {c.number} in the data",
     "work with logarithms, logsumexp",
