@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from fxguard.advice._patterns import readers_of
+from fxguard.advice._patterns import one_plus_of, readers_of
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.written_operands import operand_in, titled
@@ -19,7 +19,7 @@ from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 from fxguard.source.named import operand_texts
 
-__all__ = ["is_at_end", "maker_at_end", "words_of_end"]
+__all__ = ["is_at_both_ends", "is_at_end", "maker_at_end", "words_of_end"]
 
 MOST_STEPS = 16  # in one walk
 
@@ -43,8 +43,20 @@ def maker_at_end(case: Case) -> Step | None:
     step = None if found is None else case.around.maker_of(found)
     if step is None or step.source is None:
         return None
+    if _is_at_minus_one(case.around):
+        return step if _lost_low(case, step) is not None else None
     makes_it = plain(step.kind) in _ROUNDS or _lost_bound(case, step) is not None
     return step if makes_it else None
+
+
+def is_at_both_ends(case: Case) -> bool:
+    """Whether the number may not be -1 either: both bounds of a clamp are lost, or were no eps."""
+    step, value = (maker_at_end(case), _at_end(case.around)) if is_at_end(case) else (None, None)
+    if step is None or value is None or case.name in _BOTH_ENDS:
+        return False
+    is_lost = _lost_bound(case, step) is not None and _lost_low(case, step) is not None
+    is_read = _is_at_minus_one(case.around) or _has_pole_at_minus_one(case.around, value)
+    return is_lost and is_read
 
 
 def _lost_bound(case: Case, step: Step) -> float | None:
@@ -54,19 +66,30 @@ def _lost_bound(case: Case, step: Step) -> float | None:
     return bounds[0] if is_clamp and form and abs(1 - bounds[0]) < form.eps / 2 else None
 
 
+def _lost_low(case: Case, step: Step) -> float | None:
+    """The lower bound of a clamp that is -1 in the dtype."""
+    form, bounds = FORMATS.get(case.dtype), step.literals[:1]
+    is_clamp = plain(step.kind) in _CLAMPS | {"clamp_min"} and form is not None and bool(bounds)
+    return bounds[0] if is_clamp and form and abs(1 + bounds[0]) < form.eps / 2 else None
+
+
 def words_of_end(case: Case) -> Mapping[str, str]:
     """``{"inside": "inside (0, 1)", "bounds": "5e-07, 1 - 5e-07", ...}``."""
     step, value, eps = maker_at_end(case), _at_end(case.around), case.near_one
     assert step is not None
     assert value is not None
     inside, bounds = "below 1", f"max=1 - {eps}"
-    if case.name in _BOTH_ENDS:
+    if case.name in _BOTH_ENDS or is_at_both_ends(case):
         inside, bounds = "inside (-1, 1)", f"-1 + {eps}, 1 - {eps}"
+    elif _is_at_minus_one(case.around):
+        inside, bounds = "above -1", f"min=-1 + {eps}"
     elif case.name == "logit" or _has_logarithm(case.around, value):
         inside, bounds = "inside (0, 1)", f"{eps}, 1 - {eps}"
-    bound, lost = _lost_bound(case, step), ""
+    bound, low, lost = _lost_bound(case, step), _lost_low(case, step), ""
     if bound is not None and bound != 1:
         lost = f": 1 - {1 - bound:.0e} is 1 in {case.dtype}"
+    elif low is not None and low != -1:
+        lost = f": -1 + {1 + low:.0e} is -1 in {case.dtype}"
     return {
         "number": _name_in(case.around),
         "inside": inside,
@@ -84,25 +107,52 @@ def _has_logarithm(around: Surroundings, value: int) -> bool:
     )
 
 
+def _has_pole_at_minus_one(around: Surroundings, value: int) -> bool:
+    """Whether something else has no value where the number is -1: ``log(1 + x)``, ``log1p(x)``."""
+    for step, _ in readers_of(around, value):
+        if plain(step.kind) == "log1p":
+            return True
+        if one_plus_of(step) is not None:
+            readers = around.ahead(step.outputs, lambda each: plain(each.kind) == "div")
+            if any(plain(each.kind) in _AT_ZERO | {"div"} for each in readers):
+                return True
+    return False
+
+
+def _is_at_minus_one(around: Surroundings) -> bool:
+    """Whether it is ``log1p(x)``, or ``log(1 + x)``, of which the number is at the lower end."""
+    return _found_end(around)[1] == -1
+
+
 def _at_end(around: Surroundings) -> int | None:
     """The number behind ``1 - x``, ``-x`` and powers of it; None if this line has made it."""
-    value = around.culprit
-    is_there = plain(around.step.kind) in _BOTH_ENDS | {"logit"}
+    return _found_end(around)[0]
+
+
+def _found_end(around: Surroundings) -> tuple[int | None, int]:
+    """The same, and the end: 1 or -1; 0 where it is at none."""
+    value, name = around.culprit, plain(around.step.kind)
+    end = 1 if name in _BOTH_ENDS | {"logit"} else 0
     for _ in range(MOST_STEPS):
         step = None if value is None else around.maker_of(value)
         if step is None or not step.inputs:
-            return None
+            return None, 0
         is_passed = not step.counts or step.kind in _PASSED
         if not is_passed and _line_of(step) != _line_of(around.step):
-            return value if is_there else None
-        name = plain(step.kind)
-        is_rest = name in ("rsub", "sub") and step.number_first and step.literals[:1] == (1.0,)
-        if is_rest or (name == "neg" and plain(around.step.kind) == "log1p"):
-            is_there = True
-        elif not (is_passed or (is_there and name == "pow" and not step.number_first)):
-            return None
+            end = -1 if not end and name == "log1p" else end
+            return (value, end) if end else (None, 0)
+        kind = plain(step.kind)
+        is_rest = kind in ("rsub", "sub") and step.number_first and step.literals[:1] == (1.0,)
+        if is_rest or (kind == "neg" and name == "log1p"):
+            end = 1
+        elif not end and one_plus_of(step) is not None:
+            end = -1
+        elif not end and kind == "div" and len(step.inputs) == 2 and name != "log1p":
+            pass  # the dividend, which is 0
+        elif not (is_passed or (end == 1 and kind == "pow" and not step.number_first)):
+            return None, 0
         value = step.inputs[0]
-    return None
+    return None, 0
 
 
 def _line_of(step: Step) -> tuple[str, int] | None:
@@ -128,9 +178,9 @@ def _name_of(text: str) -> str:
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.UnaryOp):
             node = node.operand
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            node = node.right
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+            node = node.left if isinstance(node.right, ast.Constant) else node.right
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Pow)):
             node = node.left
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             node = node.func.value

@@ -17,7 +17,7 @@ from fxguard.advice._special_rules import SPECIAL_RULES
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
 from fxguard.advice.chosen_products import words_of_product
-from fxguard.advice.end_of_range import is_at_end, maker_at_end, words_of_end
+from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_step
 from fxguard.advice.numbers import DOMAINS
@@ -318,7 +318,11 @@ RULES = (
     Rule("zero divisor, rounding", _DIVISIONS | _names("atanh erfinv log log10 log1p log2 logit"),
          "advice",
          "keep {number} {inside} where it is made, in {made}, by clamp({bounds}){lost}",
-         is_at_end, last=True, words=words_of_end, maker=maker_at_end),
+         lambda c: is_at_end(c) and not is_at_both_ends(c), last=True, words=words_of_end,
+         maker=maker_at_end),
+    Rule("zero divisor, rounding", _DIVISIONS | _names("log log10 log1p log2"), "advice",
+         "keep {number} {inside} where it is made, in {made}, by clamp({bounds}){lost}",
+         is_at_both_ends, alone=True, words=words_of_end, maker=maker_at_end),
     Rule("zero divisor", _DIVISIONS, "advice",
          "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
          "division, or add an eps to it",

@@ -1255,6 +1255,49 @@ ENDS = {
         "r = torch.tensor([0.5, 1.2]).clamp(max=1.0)\nz = r / (1 - r**2)\n",
         "keep r below 1 where it is made, in clamp (script.py:4), by clamp(max=1 - 5e-07) (advice)",
     ),
+    **{
+        f"both bounds lost, {how} of {end}": (
+            f"a = torch.tensor([0.5, {end}]).clamp(-1 + 1e-8, 1 - 1e-8)\nz = {text}\n",
+            "keep a inside (-1, 1) where it is made, in clamp (script.py:4), by "
+            "clamp(-1 + 5e-07, 1 - 5e-07): 1 - 1e-08 is 1 in float32",
+        )
+        for end in (1.0, -1.0)
+        for how, text in (
+            ("log1p", "0.5 * (torch.log1p(a) - torch.log1p(-a))"),
+            ("logs", "torch.log(1 + a) - torch.log(1 - a)"),
+            ("a ratio", "0.5 * torch.log((1 + a) / (1 - a))"),
+        )
+    },
+    "both bounds lost, in a method": (
+        "class Squash:\n    eps = 1e-9\n    def inverse(self, y):\n"
+        "        y = torch.clamp(y, min=-1 + self.eps, max=1 - self.eps)\n"
+        "        return 0.5 * (y.log1p() - (-y).log1p())\n"
+        "print(Squash().inverse(torch.tensor([0.1, -1.0])))\n",
+        "keep y inside (-1, 1) where it is made, in clamp (script.py:7), by "
+        "clamp(-1 + 5e-07, 1 - 5e-07): 1 - 1e-09 is 1 in float32",
+    ),
+    "both bounds lost, in half precision": (
+        "y = torch.tensor([0.1, 1.0]).half().clip(-1 + 1e-4, 1 - 1e-4)\n"
+        "print(torch.log1p(y) - torch.log1p(-y))\n",
+        "keep y inside (-1, 1) where it is made, in clip (script.py:4), by "
+        "clamp(-1 + 4e-03, 1 - 4e-03): 1 - 1e-04 is 1 in float16",
+    ),
+    "one bound that matters": (
+        "c = torch.tensor([0.3, 1.5]).clamp(-1 + 1e-8, 1 - 1e-8)\nz = torch.log1p(-c)\n",
+        "keep c below 1 where it is made, in clamp (script.py:4), by clamp(max=1 - 5e-07): 1 - ",
+    ),
+    "a lower bound alone": (
+        "c = torch.tensor([0.3, -1.5]).clamp(min=-1 + 1e-8)\nz = torch.log1p(c)\n",
+        "keep c above -1 where it is made, in clamp (script.py:4), by clamp(min=-1 + 5e-07): -1 + ",
+    ),
+    "data at both ends": (
+        "c = torch.tensor([0.3, -1.0])\nz = torch.log1p(c) - torch.log1p(-c)\n",
+        "bound the argument",
+    ),
+    "1 added to data": (
+        "c = torch.tensor([0.3, 1.0]) * -1.0\nz = torch.log(1 + c)\n",
+        "bound the argument",
+    ),
     "made on the line itself": (
         "u = torch.tensor([0.2, 1e-20])\nz = torch.log1p(-(1 - u))\n",
         "bound the argument",
