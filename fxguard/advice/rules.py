@@ -18,6 +18,7 @@ from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
 from fxguard.advice.chosen_products import words_of_product
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
+from fxguard.advice.filtered_rows import filter_of, words_of_filter
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_step
 from fxguard.advice.numbers import DOMAINS
@@ -30,6 +31,7 @@ from fxguard.graph.poles import (
     LOSSES_OF_TARGETS,
     PRODUCTS,
     SINGULAR,
+    SOFTMAXES,
     SPREADS,
     SUMS,
 )
@@ -466,8 +468,13 @@ RULES = (
     Rule("masked row", _names("logsumexp logcumsumexp"), "advice",
          "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what cannot be reached: "
          "{c.name} of -inf alone has no derivative"),
+    Rule("masked row", SOFTMAXES, "advice",
+         "keep the largest entry of each row, whatever {mask} says: it is made of the scores that "
+         "it hides, and hid all of a row",
+         lambda c: filter_of(c) is not None, words=words_of_filter),
     Rule("masked row", None, "advice",
-         "drop the row in which everything is masked, or unmask one position of it"),
+         "drop the row in which everything is masked, or unmask one position of it",
+         lambda c: filter_of(c) is None),
     # Empty operands.
     Rule("empty", SPREADS, "advice",
          "take {c.name} of more than one element (if {c.x}.{c.size} > 1); drop_last=True leaves "

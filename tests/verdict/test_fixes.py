@@ -502,6 +502,7 @@ OF_PROGRAMS = (
     "subtract the maximum of each {what}",
     "subtract the maximum of each group from",
     "take the maximum{place}",
+    "keep the largest entry",
     "keep {number} {inside} where it is made",
     "{c.bare} is {c.number} in the data",
     "work with logarithms, logsumexp",

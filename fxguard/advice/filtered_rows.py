@@ -1,0 +1,40 @@
+"""Rows of a softmax that a filter has hidden whole: a mask made of the scores themselves.
+
+As of a nucleus, or a threshold that no score of a row reaches. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fxguard.advice.case import Case
+from fxguard.graph.poles import plain
+from fxguard.records import Source
+from fxguard.source.assigned import target_of
+from fxguard.source.masks_of_scores import mask_of_scores
+
+__all__ = ["filter_of", "words_of_filter"]
+
+_FILLS = frozenset(["masked_fill", "setitem", "where"])
+
+
+def filter_of(case: Case) -> Source | None:
+    """The line that compares something made of the scores; None where another mask hides them."""
+    inputs = case.around.step.inputs
+    behind = case.around.behind(inputs[0]) if inputs else []
+    filled = {
+        each.source.position: each.source
+        for each in behind
+        if plain(each.kind).rstrip("_") in _FILLS and each.source is not None
+    }
+    return mask_of_scores(next(iter(filled.values()))) if len(filled) == 1 else None
+
+
+def words_of_filter(case: Case) -> Mapping[str, str]:
+    """``{"mask": "`remove` (gen.py:41: remove = cum > top_p)"}``."""
+    source = filter_of(case)
+    if source is None:
+        return {"mask": "it"}
+    name, fills = target_of(source), any(each in source.code for each in ("masked_fill", "where"))
+    is_named = bool(name) and not fills
+    return {"mask": f"`{name}` ({source})" if is_named else f"the mask ({source.place})"}
