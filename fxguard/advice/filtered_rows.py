@@ -20,14 +20,20 @@ _FILLS = frozenset(["masked_fill", "setitem", "where"])
 
 def filter_of(case: Case) -> Source | None:
     """The line that compares something made of the scores; None where another mask hides them."""
+    filled = _filled(case)
+    return None if filled is None else mask_of_scores(filled)
+
+
+def _filled(case: Case) -> Source | None:
+    """The only line that masks them; None if there are none, or several."""
     inputs = case.around.step.inputs
     behind = case.around.behind(inputs[0]) if inputs else []
-    filled = {
+    found = {
         each.source.position: each.source
         for each in behind
         if plain(each.kind).rstrip("_") in _FILLS and each.source is not None
     }
-    return mask_of_scores(next(iter(filled.values()))) if len(filled) == 1 else None
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def words_of_filter(case: Case) -> Mapping[str, str]:
@@ -35,6 +41,6 @@ def words_of_filter(case: Case) -> Mapping[str, str]:
     source = filter_of(case)
     if source is None:
         return {"mask": "it"}
-    name, fills = target_of(source), any(each in source.code for each in ("masked_fill", "where"))
-    is_named = bool(name) and not fills
+    filled, name = _filled(case), target_of(source)
+    is_named = bool(name) and filled is not None and filled.position != source.position
     return {"mask": f"`{name}` ({source})" if is_named else f"the mask ({source.place})"}
