@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from fxguard.graph.wide_form import is_float, widened
 from fxguard.in_dtype.trials import Trials
 from fxguard.report.error_budget import percent
 
-__all__ = ["fix_for"]
+__all__ = ["candidates", "fix_for"]
 
 ENOUGH = 4.0  # units of roundoff: such an error needs no fix
 MOST = 4  # lines
@@ -60,11 +61,8 @@ def fix_for(
 
     chosen: dict[Operation, None] = {}
     tried: list[tuple[float, list[Operation]]] = []
-    for keys in list(_by_source(lines))[:MOST]:
-        for key in keys:
-            operation = graphs.operations.get(key)
-            if operation is not None:
-                chosen |= dict.fromkeys([operation, *amplified.region(key)])
+    for more in itertools.islice(candidates(graphs, lines, amplified), MOST):
+        chosen |= dict.fromkeys(more)
         if chosen and (not tried or list(chosen) != tried[-1][1]):
             tried.append((error_with(chosen), list(chosen)))
     if not tried:
@@ -75,6 +73,19 @@ def fix_for(
     error, operations = next(each for each in tried if each[0] <= AS_GOOD * least)
     places = ", ".join(_places(operations))
     return f"compute {places} in float32 (tried): {percent(error)}" if places else ""
+
+
+def candidates(
+    graphs: Graphs, lines: list[Line], amplified: Amplified
+) -> Iterator[list[Operation]]:
+    """For each line of code, what to compute in float32 if it is to be: the largest share first."""
+    for keys in _by_source(lines):
+        found: dict[Operation, None] = {}
+        for key in keys:
+            operation = graphs.operations.get(key)
+            if operation is not None:
+                found |= dict.fromkeys([operation, *amplified.region(key)])
+        yield list(found)
 
 
 def _by_source(lines: list[Line]) -> Iterator[list[Any]]:

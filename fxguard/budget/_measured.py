@@ -133,7 +133,12 @@ def _drawn_for(wide: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def relative(values: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The relative root mean square of the distance; inf where one alone is not finite."""
+    """The relative root mean square of the distance; inf where one alone is not finite.
+
+    NaN if it is not known what is wanted.
+    """
+    if any(bool(want.isnan().all()) for want in wanted if want.numel()):
+        return math.nan
     gap = size = 0.0
     for value, want in zip(values, wanted, strict=True):
         if value.shape != want.shape:

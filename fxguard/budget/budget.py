@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
-from fxguard.budget._fixes import fix_for
+from fxguard.budget._fixes import candidates, fix_for
+from fxguard.budget._form import WIDE
 from fxguard.budget._gradients import Gradients, gradients_of
 from fxguard.budget._graphs import Graphs
-from fxguard.budget._measured import Measured, measured
+from fxguard.budget._measured import Measured, measured, numbers_of
 from fxguard.budget._rows import Amplified, choices_of, lines_of
 from fxguard.budget._shares import Shares
-from fxguard.errors import UsageError
-from fxguard.graph.wide_form import NotJudged
+from fxguard.errors import FxguardError, UsageError
+from fxguard.graph.wide_form import NotJudged, widened
 from fxguard.in_dtype.trials import FLOAT8, Trials, pairs_of, tensors_of
 from fxguard.install.instrumented import unwrapped
 from fxguard.measure.at_hand import dtype_named, name_of_dtype
@@ -110,24 +112,83 @@ def _budget_of(trials: Trials, of: Callable[[Any], Any] | None, *, gradients: bo
         raise UsageError(f"there is no error budget: {reason}") from reason
 
 
-class _Budget:
-    """The runs of one budget."""
+def budget_of(trials: Trials) -> ErrorBudget | None:
+    """The budget of a model's output, without a fix; None if there is none.
 
-    def __init__(self, trials: Trials, of: Callable[[Any], Any] | None, *, gradients: bool) -> None:
-        self.trials, self.of, self.gradients = trials, of, gradients
+    Args:
+        trials: of the model.
+    """
+    try:
+        return _Budget(trials, None, gradients=False, tries=False).made()
+    except (FxguardError, NotJudged):
+        return None
+
+
+def worth_keeping(trials: Trials) -> list[list[tuple[str, str, int]]]:
+    """What to keep in float32 for more digits of the output: the largest share of its error first.
+
+    Args:
+        trials: of the model.
+
+    Returns:
+        For each line of code, its operations and those that amplify their errors: the module that
+        the graph was captured with, the kind, and the number among those of the module. Empty if
+        there is no budget.
+    """
+    try:
+        graphs, number, _ = (budget := _Budget(trials, None, gradients=False)).run(chooses=False)
+    except FxguardError:
+        return []
+    try:
+        budget.differentiate(graphs, number)
+        amplified = Amplified(graphs.shares, graphs, number.size)
+        found = candidates(graphs, lines_of(graphs.shares, graphs), amplified)
+        return [[(x.step.module, x.step.kind, x.number) for x in each] for each in found]
+    finally:
+        graphs.close()
+
+
+class _Budget:
+    """The runs of one budget.
+
+    Args:
+        trials: of the model.
+        of: gives the number that matters; None for what the model returns.
+        gradients: whether gradients of weights are measured as well.
+        tries: whether a fix is looked for.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        of: Callable[[Any], Any] | None,
+        *,
+        gradients: bool,
+        tries: bool = True,
+    ) -> None:
+        self.trials, self.of = trials, of
+        self.gradients, self.tries = gradients, tries
 
     def made(self) -> ErrorBudget:
         """Run the model, and make the budget."""
-        graphs, number, between = self._run(chooses=False)
+        graphs, number, between = self.run(chooses=False)
         try:
             if any(choices_of(graphs)):  # a run that chooses for itself may be far from this one
                 graphs.close()
-                graphs, number, between = self._run(chooses=True)
+                graphs, number, between = self.run(chooses=True)
             return self._budget(graphs, number, between)
         finally:
             graphs.close()
 
-    def _run(self, *, chooses: bool) -> tuple[Graphs, Measured, int]:
+    def run(self, *, chooses: bool) -> tuple[Graphs, Measured, int]:
+        """Run the model, and each of its graphs again in float64.
+
+        Args:
+            chooses: whether also in a run that chooses for itself.
+
+        Returns:
+            The graphs, the number that matters, and how many operations ran between graphs.
+        """
         given = self.trials.start()
         shares = Shares()
         tensors, pairs = tensors_of(self.trials.model), pairs_of(given, self.trials.given)
@@ -138,25 +199,42 @@ class _Budget:
             raise UsageError(
                 f"there is no error budget: TorchDynamo captured no operation of this {name}"
             )
-        return graphs, measured(output, graphs, self.of), between
+        number = measured(output, graphs, self.of)
+        if between:  # the float64 run begins anew behind what ran there
+            number.itself = self._in_float64(number)
+        return graphs, number, between
 
-    def _budget(self, graphs: Graphs, number: Measured, between: int) -> ErrorBudget:
-        shares, trials = graphs.shares, self.trials
+    def _in_float64(self, number: Measured) -> list[Tensor]:
+        """The number where the whole model runs in float64; NaN if it does not."""
+        output = self.trials.in_float64()
+        made = [] if output is None else numbers_of(output, self.of)
+        if len(made) <= max(number.kept):
+            return [torch.full_like(x, math.nan) for x in number.low]
+        return [widened(made[at], WIDE) for at in number.kept]
+
+    def differentiate(self, graphs: Graphs, number: Measured) -> None:
+        """Let the adjoints come, of one projection after the other."""
         for at, drawn in enumerate(number.projections):
-            shares.begin()
+            graphs.shares.begin()
             keeps = self.gradients or at + 1 < len(number.projections)
             torch.autograd.grad(
                 number.wide, graphs.all_leaves(), drawn, retain_graph=keeps, allow_unused=True
             )
+
+    def _budget(self, graphs: Graphs, number: Measured, between: int) -> ErrorBudget:
+        shares, trials = graphs.shares, self.trials
+        self.differentiate(graphs, number)
         predicted, true = shares.predicted(), number.true_errors()
         amplified = Amplified(shares, graphs, number.size)
         lines = lines_of(shares, graphs)
         rows = tuple(line.row(amplified) for line in lines if line.share)
-        fix = fix_for(trials, self.of, graphs, lines, amplified, number)
+        fix = ""
+        if self.tries:
+            fix = fix_for(trials, self.of, graphs, lines, amplified, number)
         gradients = Gradients()
         if self.gradients:
             gradients = gradients_of(trials, self.of, graphs, number)
-        notes = [f"not looked at: {between} operations between graphs"] if between else []
+        notes = [_between(between)] if between else []
         notes += [gradients.note] if gradients.note else []
         return ErrorBudget(
             name_of_dtype(trials.dtype),
@@ -177,3 +255,7 @@ class _Budget:
 
 def _root_mean_square(values: list[float]) -> float:
     return math.sqrt(sum(x * x for x in values) / len(values)) if values else 0.0
+
+
+def _between(count: int) -> str:
+    return f"not looked at: {count} operation{'' if count == 1 else 's'} between graphs"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from fxguard.comparison.elements import Apart, Compared
+from fxguard.report.error_budget import LEAST, ErrorBudget
 from fxguard.report.error_chart import number
 from fxguard.trace.diff import Diff
 from fxguard.trace.diff_text import names_text
@@ -18,6 +19,7 @@ from fxguard.trace.diff_text import names_text
 __all__ = ["Parts", "cosine_text", "table", "verdict_lines"]
 
 WIDTH = 100
+MOST_ROWS = 3  # of a budget
 NOT_ROUNDINGS = "not roundings"
 
 
@@ -52,6 +54,8 @@ class Parts(Protocol):
     def notes(self) -> tuple[str, ...]: ...
     @property
     def ranges(self) -> Diff: ...
+    @property
+    def budget(self) -> ErrorBudget | None: ...
 
 
 def verdict_lines(found: Parts) -> list[str]:
@@ -102,7 +106,19 @@ def _precision(found: Parts) -> list[str]:
         if found.operations
         else "  no operation is at fault, as far as they were compared"
     )
-    return [*lines, f"compared by elements: {_counts(found)}"]
+    return [*lines, *_budget(found), f"compared by elements: {_counts(found)}"]
+
+
+def _budget(found: Parts) -> Iterator[str]:
+    """Where the digits went in one of the two."""
+    budget = found.budget
+    if budget is None or not budget.rows:
+        return
+    side = "A" if budget.of.endswith("of A") else "B"
+    yield f"  where the digits of {side} went, in shares of its error of {percent(budget.error)}:"
+    yield from (f"    {row}" for row in budget.rows[:MOST_ROWS] if row.share >= LEAST)
+    if budget.fix:
+        yield f"  fix: {budget.fix}"
 
 
 def _not_compared_outcome(found: Parts) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fxguard import trees
+from fxguard.budget.budget import error_budget
 from fxguard.comparison._aligned import aligned
 from fxguard.comparison._alone import beyond_roundings
 from fxguard.comparison._arguments import Arguments, weights_by_twin
@@ -28,8 +29,9 @@ from fxguard.comparison._settled import settled
 from fxguard.comparison._weights import weights_apart
 from fxguard.comparison.elements import Compared
 from fxguard.comparison.result import Comparison
-from fxguard.errors import UsageError
+from fxguard.errors import FxguardError, UsageError
 from fxguard.graph.wide_form import NotJudged
+from fxguard.report.error_budget import ErrorBudget
 from fxguard.trace.diff import diff
 
 __all__ = ["compare"]
@@ -66,7 +68,8 @@ def compare(
     same, operations that do not correspond are listed, and are no divergence.
 
     If every operation is within its roundings, roundings still add up on the way. Then each output
-    has a tolerance, and :attr:`Comparison.outcome` is "precision" where one is beyond it.
+    has a tolerance, and :attr:`Comparison.outcome` is "precision" where one is beyond it. Then
+    :attr:`Comparison.budget` says which lines of the model with fewer digits that comes from.
 
     With ``gradients=True``, the gradients of all weights and inputs that require one are compared.
     The backward starts from the ``loss`` that the model returns, or else from all its outputs, with
@@ -128,7 +131,22 @@ def compare(
             ran.append(run_model(model, args, named, backward=backward))
     a, b = ran
     ranges = replace(diff(a.batch, b.batch, tolerance=tolerance), a=a.name, b=b.name)
-    return _Comparing(a, b, Judge(tolerance), output_tolerance).comparison(ranges, backward)
+    found = _Comparing(a, b, Judge(tolerance), output_tolerance).comparison(ranges, backward)
+    if found.outcome != "precision":
+        return found
+    side = int(coarsest(b) >= coarsest(a))
+    convert = converter(places[side] if places[0] != places[1] else None)
+    given = trees.tree_map_only(Tensor, convert, (inputs, kwargs))
+    return replace(found, budget=_budget_of(models[side], "AB"[side], *given))
+
+
+def _budget_of(model: Module, side: str, args: Any, kwargs: Any) -> ErrorBudget | None:
+    """Where the digits of a model went; None if that cannot be said."""
+    try:
+        budget = error_budget(model, *args, dtype=None, **kwargs)
+    except FxguardError:
+        return None
+    return replace(budget, of=f"{budget.of} of {side}")
 
 
 class _Comparing:

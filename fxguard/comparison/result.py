@@ -12,6 +12,7 @@ from fxguard.comparison._result_page import page_of
 from fxguard.comparison._result_text import table, verdict_lines
 from fxguard.comparison.elements import Compared
 from fxguard.report.display import SHOWN, Display, Displayed
+from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.strict_json import recorded, strict_json
 from fxguard.trace.batch_diff import BatchDiff
 from fxguard.trace.diff import Diff
@@ -45,6 +46,8 @@ class Comparison(Displayed):
     only_in_b: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # on which runs the elements come from
     returned: bool = True  # whether both models returned: a bad value may lead to an exception
+    # Where the digits went in the model with fewer of them, if the two differ in precision.
+    budget: ErrorBudget | None = None
 
     @property
     def everything(self) -> tuple[Compared, ...]:
@@ -136,6 +139,7 @@ class Comparison(Displayed):
             "only_in_b": list(self.only_in_b),
             "notes": list(self.notes),
             "ranges": self.ranges.to_dict(),
+            "budget": None if self.budget is None else self.budget.to_dict(),
         }
         return recorded("comparison", data)
 

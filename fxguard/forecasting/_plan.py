@@ -6,17 +6,19 @@ because of earlier roundings, the operations that made its operands are added as
 kind of operation is left out once. Equal layers are one decision.
 
 If the result is finite and much further off than with every operation in float32, a small set that
-is about as good as all of them is looked for.
+is about as good as all of them is looked for: among the lines with the largest shares of the error,
+or, if a few of them are not enough, among all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch.nn import Module
 
+from fxguard.budget.budget import worth_keeping
 from fxguard.forecasting._examined import Examined
 from fxguard.forecasting._graphs import Graphs, Operation
 from fxguard.forecasting._reference import loss_scale, reference_of
@@ -28,6 +30,7 @@ from fxguard.report.precision_plan import PrecisionPlan
 __all__ = ["plan_of"]
 
 MOST_ROUNDS = 8  # of adding operations
+MOST_LINES = 6  # of code, by their shares of the error
 MOST_TRIALS = 60  # of operations without which the result is finite, and far off
 LIKE_ROUNDING = 1.5  # times the error of roundings alone
 
@@ -113,8 +116,41 @@ def _near_the_best(
         return bar.is_near(tried) and (bar.is_within(tried) or not bar.is_within(best))
 
     others = [glob for glob in every if glob not in globs]
-    added = smallest(others, suffices, MOST_TRIALS)
+    added = _by_share(trials, names, others, suffices)
+    if added:
+        for glob in list(added):
+            fewer = [each for each in added if each != glob]
+            added = fewer if fewer and suffices(fewer) else added
+    else:
+        added = smallest(others, suffices, MOST_TRIALS)
     return [*globs, *added], trials.error([*globs, *added]), bar
+
+
+def _by_share(
+    trials: Examined, names: _Names, others: list[str], suffices: Callable[[list[str]], bool]
+) -> list[str]:
+    """Operations with the largest shares of the error that suffice; none if they do not.
+
+    Args:
+        trials: the trials of the model.
+        names: the names of its operations.
+        others: all that may be kept.
+        suffices: tries some.
+    """
+    found: dict[str, None] = {}
+    wanted = (names.globs_of([Operation(*each) for each in line]) for line in worth_keeping(trials))
+    tried = 0
+    for globs in wanted:
+        more = [glob for glob in globs if glob in others and glob not in found]
+        if not more:
+            continue
+        found |= dict.fromkeys(more)
+        tried += 1
+        if suffices(list(found)):
+            return list(found)
+        if tried == MOST_LINES:
+            break
+    return []
 
 
 def _missing(trials: Examined, found: Graphs, error: Error, bar: Bar) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard.budget.budget import budget_of
 from fxguard.errors import UsageError
 from fxguard.forecasting._examined import Examined
 from fxguard.forecasting._plan import plan_of
@@ -51,6 +53,9 @@ def forecast(
 
     With a loss, each operation's backward also runs alone, on its float64 gradient. An error does
     not count there if the summed terms cancel.
+
+    A forecast in float16 or bfloat16 also says how many digits of the output are left, and if few
+    are, because of which lines: see :func:`fxguard.error_budget`.
 
     Weights and inputs that ``dtype`` cannot hold are listed as well. The model, its buffers and the
     random state stay unchanged. The forecast holds for the device that the model is on.
@@ -97,7 +102,8 @@ def forecast(
         others = Examined(model, inputs, kwargs, dtype, loss, autocast=True)
         return plan_of(others, others.forecast()[0], tolerance)
 
-    return graphs.found.forecast(name_of_dtype(dtype), between, plan)
+    found = graphs.found.forecast(name_of_dtype(dtype), between, plan)
+    return found if dtype in FLOAT8 else replace(found, budget=budget_of(trials))
 
 
 def forecast_of_step(
@@ -117,5 +123,7 @@ def forecast_of_step(
         gradients: gradients of the floating-point tensors that it returned; None without a
             backward.
     """
-    graphs, between = Examined(model, args, kwargs, dtype).forecast(gradients)
-    return graphs.found.forecast(name_of_dtype(dtype), between)
+    trials = Examined(model, args, kwargs, dtype)
+    graphs, between = trials.forecast(gradients)
+    found = graphs.found.forecast(name_of_dtype(dtype), between)
+    return found if dtype in FLOAT8 else replace(found, budget=budget_of(trials))

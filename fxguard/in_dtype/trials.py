@@ -14,6 +14,7 @@ from torch.nn import Module
 from fxguard import trees
 from fxguard.capture.keeping import Keeping
 from fxguard.errors import UsageError
+from fxguard.forgiving import theirs
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import GuardedModel
@@ -156,6 +157,19 @@ class Trials:
         self.runs += 1
         with torch.no_grad(), random_state_kept((args, kwargs)):
             return model(*args, **kwargs)
+
+    def in_float64(self) -> Any:
+        """What the model returns in float64, with floating-point inputs in float64.
+
+        None if it does not run in it: it was not written for that, or does not fit.
+        """
+        model, given = self.plain()
+        try:
+            given = converted(given, torch.float64)
+            with torch.no_grad(), random_state_kept(given):
+                return self._call(model.double(), given)
+        except theirs():
+            return None
 
     def distance(
         self, outputs: Sequence[Tensor], gradients: Mapping[str, Tensor] | None = None

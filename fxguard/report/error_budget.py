@@ -16,7 +16,7 @@ from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.plain_page import paragraph, plain_page, section, table
 from fxguard.report.strict_json import plain_data, recorded, strict_json
 
-__all__ = ["Choice", "ErrorBudget", "ErrorShare"]
+__all__ = ["LEAST", "Choice", "ErrorBudget", "ErrorShare", "percent"]
 
 MOST_LINES = 5  # of rows that are printed; all are in `rows`
 LEAST = 0.01  # the share of a row that is printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
 from fxguard.records import Frame, Source, title_of
 from fxguard.report.display import SHOWN, Display, Displayed
+from fxguard.report.error_budget import LEAST, ErrorBudget
 from fxguard.report.page import page
 from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.report.sheet import Sheet
@@ -23,6 +24,7 @@ from fxguard.report.strict_json import plain_data, recorded, strict_json
 
 __all__ = ["Forecast", "ForecastRow"]
 
+MOST_SHARES = 3  # of the error of the output
 MOST_LINES = 20  # that are printed; all rows are in `rows`
 
 
@@ -89,6 +91,9 @@ class Forecast(Displayed):
     planner: Callable[[bool, float | None], PrecisionPlan] | None = field(
         default=None, compare=False
     )
+    # How wrong the output is, and because of which lines; None in float8, and where nothing of the
+    # output was captured.
+    budget: ErrorBudget | None = field(default=None, compare=False)
 
     def plan(
         self, *, autocast: bool = False, output_tolerance: float | None = None
@@ -125,7 +130,16 @@ class Forecast(Displayed):
         lines += [f"  {row}" for row in self.rows[:MOST_LINES]]
         if len(self.rows) > MOST_LINES:
             lines.append(f"  and {len(self.rows) - MOST_LINES} more")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._digits()])
+
+    def _digits(self) -> Iterator[str]:
+        """What is left of the output's digits, and the first shares where they are lost."""
+        budget = self.budget
+        if budget is None or not math.isfinite(budget.error):
+            return
+        yield budget.verdict[0]
+        if not budget.is_rounding:
+            yield from (f"  {row}" for row in budget.rows[:MOST_SHARES] if row.share >= LEAST)
 
     __repr__ = __str__  # what an interactive session shows
 
@@ -181,8 +195,9 @@ class Forecast(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """The forecast as plain dicts, lists, strings and numbers, without its frames."""
-        data = plain_data(replace(self, frames=(), planner=None))
+        data = plain_data(replace(self, frames=(), planner=None, budget=None))
         del data["planner"], data["frames"]
+        data["budget"] = None if self.budget is None else self.budget.to_dict()
         return recorded("forecast", {**data, "verdict": self.verdict})
 
     def to_json(self, indent: int | None = None) -> str:

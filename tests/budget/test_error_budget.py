@@ -156,6 +156,25 @@ def test_several_graphs() -> None:
     assert budget.rows[0].share > 0.9
 
 
+def test_operations_between_graphs() -> None:
+    """They are not looked at, and the error is that of the whole model all the same."""
+
+    class Between(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.far(x) - 100
+
+        @torch.compiler.disable
+        def far(self, x: Tensor) -> Tensor:
+            return x + 100
+
+    x = torch.rand(64)
+    budget = fxguard.error_budget(Between(), x, dtype=torch.bfloat16)
+    low = (x.bfloat16() + 100 - 100).double()
+    assert budget.error == pytest.approx(float((low - x.double()).norm() / x.double().norm()))
+    assert not budget.adds_up
+    assert budget.verdict[-1] == "not looked at: 1 operation between graphs"
+
+
 def test_what_is_written_in_place() -> None:
     class Writes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -325,6 +344,31 @@ def test_what_chose_otherwise() -> None:
     assert 0 < routed.otherwise < routed.of == 4000
     assert 0 <= routed.margin < 0.05
     assert any("topk" in line and "chose otherwise for" in line for line in budget.verdict)
+
+
+def test_forecasts_and_comparisons_carry_it() -> None:
+    kind, x = PROGRAMS["positions"]
+    torch.manual_seed(0)
+    model = kind()
+    forecast = fxguard.forecast(model, x, dtype="bf16")
+    assert forecast.budget is not None
+    assert forecast.verdict[1].startswith("bfloat16 changes the output by ")
+    assert "arange lost_digits.py" in forecast.verdict[2]
+    found = fxguard.compare(model, copy.deepcopy(model).bfloat16(), x)
+    assert found.outcome == "precision"
+    assert found.budget is not None
+    assert any("where the digits of B went" in line for line in found.verdict)
+    assert any("arange lost_digits.py" in line for line in found.verdict)
+
+
+def test_a_plan_takes_what_has_the_largest_shares() -> None:
+    """Fewer runs than a search among all operations, which took 23."""
+    kind, x = PROGRAMS["positions"]
+    torch.manual_seed(0)
+    plan = fxguard.forecast(kind(), x, dtype="bf16").plan()
+    assert plan.verified
+    assert {":arange", ":cos", ":sin"} <= set(plan.operations)
+    assert plan.runs < 20
 
 
 def test_nothing_chose_otherwise() -> None:
