@@ -11,6 +11,8 @@ from fxguard.advice.case import Case
 from fxguard.findings import Fix
 from fxguard.records import Source
 from fxguard.source.iterated import Iterated, iterated_at
+from fxguard.source.row_norms import dimension_of_norm
+from fxguard.source.step_sizes import made_at, stencil_in
 
 __all__ = ["fix_of_turns", "words_of_step"]
 
@@ -20,14 +22,30 @@ def fix_of_turns(source: Source | None, grew: str = "") -> Fix | None:
 
     Args:
         source: a line that overflowed, or led to that.
-        grew: how far it grew, where that is known: ``from 1.2 to 3.4e+30 in 40 turns``.
+        grew: how far, where that is known: ``grew from 1.2 to 3.4e+30 in 40 turns``.
     """
     found = None if source is None else iterated_at(source)
     if found is None:
         return None
-    has_grown = f"grew {grew}" if grew else "has become too large"
-    why = f"at each turn it is computed from itself, and {has_grown}"
-    return Fix("advice", f"{_repair(found)}: {why}")
+    has_grown = grew or "has become too large"
+    repair = _whole_norm(found) or _repair(found)
+    return Fix("advice", f"{repair}: computed from itself at each turn, it {has_grown}")
+
+
+def _whole_norm(found: Iterated) -> str:
+    """The norm that an iteration of a matrix with itself begins with; "" if it needs no other.
+
+    The singular values of a matrix whose rows have the norm 1 may be as large as the root of the
+    number of its rows.
+    """
+    is_other = bool(found.quotient or found.step) or not found.is_of_squares
+    dimension = "" if is_other or found.begins is None else dimension_of_norm(found.begins)
+    if not dimension or found.begins is None:
+        return ""
+    return (
+        f"divide `{found.name}` by the norm of the whole matrix ({found.begins.place}), not one "
+        f"over {dimension}, which leaves that above 1"
+    )
 
 
 def words_of_step(case: Case) -> Mapping[str, str]:
@@ -52,10 +70,7 @@ def _repair(found: Iterated) -> str:
     if found.quotient:
         return _bounded(found)
     if found.step:
-        return (
-            f"take smaller steps than `{found.step}` ({place}), and more of them, or an implicit "
-            f"scheme for {name}"
-        )
+        return _smaller_step(found)
     if found.factor and not found.is_matrix:
         return f"keep `{found.factor}`, which multiplies {name} ({place}), between -1 and 1"
     if found.factor:
@@ -68,3 +83,15 @@ def _repair(found: Iterated) -> str:
     if found.is_called:
         return f"bound {name} at {place}, such as by clamp or tanh, or {smaller}"
     return f"{smaller}, or bound it at {place}"
+
+
+def _smaller_step(found: Iterated) -> str:
+    """Where the step of an explicit scheme is made, and how large it may be."""
+    made, function = made_at(found.step, found.source)
+    at = (found.source if made is None else made).place
+    by = f", by {function}" if function else ""
+    smaller = f"take smaller steps than `{found.step}` ({at}{by})"
+    neighbours = stencil_in(found.values, found.name, found.source.file)
+    if neighbours:
+        return f"{smaller}, at most dx**2 / ({neighbours} * D) for diffusion of `{found.name}`"
+    return f"{smaller}, and more of them, or an implicit scheme for `{found.name}`"

@@ -44,9 +44,9 @@ from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
 from fxguard.verdict.grown import (
     fixes_of_factors,
     fixes_of_growth,
-    fixes_of_turns,
     fixes_of_updates,
 )
+from fxguard.verdict.grown_in_turns import fixes_of_turns
 from fxguard.verdict.hidden_rows import masks_of_graph, masks_of_text
 from fxguard.verdict.judge import Judgment
 from fxguard.verdict.loops import turn_in_loop, turn_of

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from fxguard.advice.factored import fix_of_factors
-from fxguard.advice.iterated import fix_of_turns
 from fxguard.advice.positive import LAYERS
 from fxguard.advice.surroundings import Surroundings, is_passed
 from fxguard.batch.dataflow import DataFlow
@@ -16,18 +15,16 @@ from fxguard.graph.poles import plain
 from fxguard.measure.columns import Columns
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step
-from fxguard.records import Range, Role, Source
+from fxguard.records import Range, Role
 from fxguard.source.assigned import target_of
 from fxguard.source.rates import rate_in
 from fxguard.source.read import argument_read
 from fxguard.verdict.explain import Back, Beyond, way_back
 
-__all__ = ["fixes_of_factors", "fixes_of_growth", "fixes_of_turns", "fixes_of_updates"]
+__all__ = ["fixes_of_factors", "fixes_of_growth", "fixes_of_updates"]
 
 UPDATES = frozenset(["add", "add_", "addcdiv_", "addcmul_", "index_add_", "lerp_", "sub", "sub_"])
 DIVERGED = 100.0  # how much larger updates have made a number
-LEAST_TURNS = 3  # of a loop, so that a number has grown in them
-GROWN = 4.0  # how much larger its last turns have made it
 UNSCALED = 100.0  # times a weight, from which an input is large
 RAW = 1000.0  # the same where the layer that reads it overflows itself, as few do but in 16 bits
 WHITE = 255.0  # the largest of pixels that nobody has divided
@@ -83,29 +80,6 @@ def fixes_of_updates(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix,
         beyond: likewise.
     """
     return tuple(_of_updates(list(way_back(flow, blame, beyond))))
-
-
-def fixes_of_turns(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix, ...]:
-    """A loop at whose turns a number grew that is computed from itself.
-
-    Args:
-        flow: as for :func:`fixes_of_growth`.
-        blame: likewise.
-        beyond: likewise.
-    """
-    by_line: dict[tuple[str, Source], list[Back]] = {}
-    for back in way_back(flow, blame, beyond):
-        if back.step.source is not None:
-            by_line.setdefault((back.step.kind, back.step.source), []).append(back)
-    for (_, source), turns in by_line.items():
-        numbers = [back.after for back in reversed(turns)]
-        first, last = numbers[0], numbers[-1]
-        if len(turns) < LEAST_TURNS or numbers != sorted(numbers) or last < GROWN * first:
-            continue
-        fix = fix_of_turns(source, f"from {first:.2g} to {last:.2g} in {len(turns)} turns")
-        if fix is not None:
-            return (fix,)
-    return ()
 
 
 def fixes_of_factors(

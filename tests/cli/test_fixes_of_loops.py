@@ -20,14 +20,14 @@ GROW = {
         "    rate = lap(u)\n"
         "    u = u + dt * rate\n"
         "print(u.pow(2).sum().item())\n",
-        "take smaller steps than `dt` (script.py:9)",
+        "take smaller steps than `dt` (script.py:6), at most dx**2 / (2 * D) for diffusion of `u`",
     ),
     "steps by a method": (
         "h, y = 0.5, torch.rand(4)\n"
         "for _ in range(300):\n"
         "    y = y.add(y.square() + y, alpha=h)\n"
         "print(y.sum().item())\n",
-        "take smaller steps than `h` (script.py:6)",
+        "take smaller steps than `h` (script.py:4), and more of them",
     ),
     "a matrix": (
         "A, v = torch.rand(4, 4) * 4, torch.rand(4)\n"
@@ -84,7 +84,7 @@ def test_what_lets_it_grow_is_named(run_here: RunHere, name: str) -> None:
     assert "overflow" in err.splitlines()[0], err
     first = next(line for line in err.splitlines() if "fix: " in line)
     assert fix in first, err
-    assert "at each turn it is computed from itself" in first
+    assert "computed from itself at each turn" in first
 
 
 def test_a_step_of_an_optimizer(run_here: RunHere) -> None:
