@@ -6,7 +6,7 @@ The code runs on copies. An operation that would write anything else is refused,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from fxguard.graph.tables import NOT_OPERATIONS
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.source.lines import Place, calling_line
-from fxguard.steps._variances import Differences
+from fxguard.steps._variances import Differences, is_rounded_away
 
 __all__ = ["FirstBad", "Looks"]
 
@@ -56,6 +56,7 @@ class FirstBad:
     made_by: tuple[str, ...] = ()  # the operations that made its operands; "norm" for any norm
     # Whether it takes the root of a difference that looks like a variance: `sq - mean ** 2`.
     is_of_variance: bool = False
+    is_of_roundings: bool = False  # whether that is no more than what roundings leave
     number: float | None = None  # a Python number among its arguments that is not finite
     lost_eps: LostEps | None = None  # in its divisor
 
@@ -140,7 +141,7 @@ class Looks(TorchFunctionMode):
         for index, tensor in enumerate(made or _written(call, kind, args)):
             self._made_by[id(tensor)] = self._maker(kind, given, tensor)
             own = _at(args, index) if kind.startswith(FOREACH) else args
-            is_of_variance = any(isinstance(x, Tensor) and x in self._differences for x in own)
+            squares = [self._differences.square_in(x) for x in own if isinstance(x, Tensor)]
             self._note(kind, own, kwargs, tensor)
             if _memory(tensor) in read:
                 continue  # a view
@@ -154,7 +155,7 @@ class Looks(TorchFunctionMode):
                 self._bad[_memory(tensor)] = self._number or bad
             else:
                 found = self._found(func, call, before, index)
-                self._bad[_memory(tensor)] = replace(found, is_of_variance=is_of_variance)
+                self._bad[_memory(tensor)] = _with_variance(found, squares)
         return result
 
     def _note(self, kind: str, args: Any, kwargs: Mapping[str, Any], made: Tensor) -> None:
@@ -204,6 +205,17 @@ class Looks(TorchFunctionMode):
     def _refuse(self, why: str) -> None:
         self.refused = why
         raise NotJudged(why)
+
+
+def _with_variance(found: FirstBad, squares: Sequence[Tensor | None]) -> FirstBad:
+    """The same, with what is known of the difference that it read, by the square in that."""
+    square = next((each for each in squares if each is not None), None)
+    seen = found.evidence
+    number = seen.operands[0].number if seen is not None and seen.operands else None
+    if square is None or seen is None or number is None:
+        return replace(found, is_of_variance=square is not None)
+    is_rounded = is_rounded_away(square, seen.index, number)
+    return replace(found, is_of_variance=True, is_of_roundings=is_rounded)
 
 
 def _at(args: Any, index: int) -> tuple[Any, ...]:

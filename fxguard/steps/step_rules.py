@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fxguard.advice.averaged import repair_of_variance
 from fxguard.advice.causes import cause_of
 from fxguard.advice.fixes import MOST_FIXES, fixes_for
 from fxguard.advice.iterated import fix_of_turns
@@ -48,11 +49,6 @@ NAMES = {
 STEPS_DIRECTLY = (
     "scaler.step(optimizer) in place of optimizer.step(): it skips such a step, and the "
     "scaler.update() after it lowers the scale"
-)
-# A variance as the difference of two averages, of the numbers and of their squares.
-VARIANCE = (
-    "average x and x² with one decay, and take (sq - mean ** 2).clamp(min=0) + eps: with two "
-    "decays the difference is negative"
 )
 BETWEEN = "look at what changes gradients between backward() and step(), such as clipping"
 
@@ -250,7 +246,7 @@ def _inside(case: StepCase) -> StepFinding | None:
     if cause == "zero divisor" and found.made_by == ("norm", "norm"):
         fixes = (RATIO_OF_NORMS,)
     if cause == "domain" and found.is_of_variance:
-        fixes = _advice(VARIANCE)
+        fixes = _advice(repair_of_variance(source, is_of_roundings=found.is_of_roundings))
     if cause == "overflow" and any(abs(x.low) == case.lr for x in evidence.operands if not x.dtype):
         fixes = _advice(f"a smaller learning rate: it is {case.lr:g}")
     elif cause == "overflow" and (of_turns := fix_of_turns(source)) is not None:

@@ -251,6 +251,46 @@ def test_a_root_of_a_difference_of_averages_has_a_cause(root: Any) -> None:
     assert told == [root in VARIANCES]
 
 
+@pytest.mark.parametrize("root", VARIANCES)
+def test_roundings_of_averages_with_one_decay(root: Any) -> None:
+    """Nothing is said of two decays: the averages of numbers that are all alike have one."""
+
+    class Centred(Own):
+        def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+            mean = g + 2
+            w.sub_(root(mean.square() * (1 - 2.4e-7), mean), alpha=group["lr"])
+
+    _, report = stepped(Centred, torch.sum)
+    assert report is not None
+    first = str(report.origins[0].fixes[0])
+    assert "before the root: by roundings this difference of averages is negative" in first
+    assert not any("decay" in str(fix) for fix in report.origins[0].fixes)
+
+
+def test_a_centred_step_as_it_is_written() -> None:
+    """One decay, and a gradient that stays the same: the line's own difference is bounded."""
+
+    class Centred(Own):
+        def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+            state.setdefault("n", torch.zeros_like(w)).mul_(0.8).addcmul_(g, g, value=1 - 0.8)
+            state.setdefault("g", torch.zeros_like(w)).mul_(0.8).add_(g, alpha=1 - 0.8)
+            spread = (state["n"] - state["g"] ** 2).sqrt() + 1e-3  # eps
+            w.addcdiv_(g, spread, value=-group["lr"])
+
+    model = model_with_a_gate()
+    optimizer = Centred(model.parameters())
+    found: list[fxguard.types.Report] = []
+    with fxguard.watch(model, on_detect=found.append):
+        for _ in range(400):
+            optimizer.zero_grad()
+            (model(torch.full((2, 4), 0.7)) * 0.37).sum().backward()
+            optimizer.step()
+    report = found[0]
+    assert str(report.origins[0].fixes[0]).startswith(
+        "take (state['n'] - state['g'] ** 2).clamp(min=0) before the root"
+    )
+
+
 def test_the_same_decay_and_a_bound_are_a_repair() -> None:
     """As the fix has it: the step is finite, and nothing is said."""
 
