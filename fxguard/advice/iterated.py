@@ -5,16 +5,19 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+from fxguard.advice._patterns import made_by
 from fxguard.advice.case import Case
 from fxguard.findings import Fix
+from fxguard.graph.poles import plain
 from fxguard.records import Source
 from fxguard.source.iterated import Iterated, iterated_at
 from fxguard.source.row_norms import dimension_of_norm
 from fxguard.source.step_sizes import made_at, stencil_in
 
-__all__ = ["fix_of_turns", "words_of_step"]
+__all__ = ["fix_of_turns", "words_of_divisor", "words_of_step"]
 
 
 def fix_of_turns(source: Source | None, grew: str = "") -> Fix | None:
@@ -50,11 +53,38 @@ def _whole_norm(found: Iterated) -> str:
 
 def words_of_step(case: Case) -> Mapping[str, str]:
     """What keeps the divisor of a step of Newton's method away from 0; {} of other divisions."""
-    source = case.around.step.source
-    found = None if source is None else iterated_at(source)
-    if found is None or not found.quotient:
+    found = _newton(case)
+    if found is None or words_of_divisor(case):
         return {}
     return {"bounded": _bounded(found), "name": found.name, "quotient": found.quotient}
+
+
+def words_of_divisor(case: Case) -> Mapping[str, str]:
+    """The divisor of such a step that a bound on the variable does not keep away from 0.
+
+    {} where the variable itself may have left the range in which there is a quotient.
+    """
+    found = _newton(case)
+    if found is None:
+        return {}
+    numbers = [each.low for each in case.operands if each.low == each.high]
+    inputs = case.around.step.inputs
+    dividend = made_by(case.around, inputs[0]) if len(inputs) == 2 else None
+    is_difference = dividend is not None and plain(dividend.kind) in ("sub", "rsub")
+    is_root = numbers == [0, 0] and is_difference
+    if not (is_root or found.is_bounded):
+        return {}
+    is_simple = re.fullmatch(r"[\w.]+(\(.*\))?", found.divisor) is not None
+    divisor = found.divisor if is_simple else f"({found.divisor})"
+    why = f": so is `{case.dividend}`, a root" if is_root else ""
+    return {"divisor": divisor, "name": found.name, "place": found.source.place, "why": why}
+
+
+def _newton(case: Case) -> Iterated | None:
+    """The variable that a step of Newton's method corrects at the division; None if none does."""
+    source = case.around.step.source
+    found = None if source is None else iterated_at(source)
+    return found if found is not None and found.quotient else None
 
 
 def _bounded(found: Iterated) -> str:

@@ -17,10 +17,11 @@ from fxguard.advice._special_rules import SPECIAL_RULES
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
 from fxguard.advice.chosen_products import words_of_product
+from fxguard.advice.converged import words_of_change
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
 from fxguard.advice.filtered_rows import filter_of, words_of_filter
 from fxguard.advice.infinite_terms import words_of_infinities
-from fxguard.advice.iterated import words_of_step
+from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.root_of_difference import words_of_difference
@@ -182,6 +183,10 @@ RULES = (
     Rule("overflow", None, "advice",
          "reject a proposal that diverges: take 0 for {name} ({place}) where it is not finite, "
          "before anything is adapted to it", _is_of_sampler, words=_acceptance),
+    Rule("zero divisor, underflow", _names("div reciprocal"), "advice",
+         "stop where `{name}`{made} is 0 throughout, with `{what}` as it was before: {divides} by "
+         "{by}; or guard {all}",
+         lambda c: bool(words_of_change(c)), alone=True, words=words_of_change),
     *ZERO_RULES,
     *REWRITES,
     *SPECIAL_RULES,
@@ -242,6 +247,10 @@ RULES = (
          "keep {number} in float32, or as a number of Python: {half} holds nothing between {below} "
          "and 1, so it is 1, and {made} makes 0 of it",
          lambda c: bool(words_of_rounded(c)), alone=True, words=words_of_rounded),
+    Rule("zero divisor, underflow", _DIVISIONS, "advice",
+         "bound the divisor of this Newton step, {divisor}.clamp(min=1e-6) if it is positive, or "
+         "leave `{name}` as it is where the divisor is 0{why}",
+         lambda c: bool(words_of_divisor(c)), alone=True, words=words_of_divisor),
     Rule("zero divisor, underflow", _DIVISIONS, "advice",
          "{bounded}: `{name}` left the range where `{quotient}` has a value, and an eps alone "
          "makes a huge step of it",

@@ -6,7 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 __all__ = [
@@ -101,7 +101,10 @@ def _is_linear(node: ast.expr) -> bool:
 
 
 def quotient_in(
-    name: str, value: ast.expr, steps: Sequence[ast.expr], made_of_it: set[str]
+    name: str,
+    value: ast.expr,
+    values: Mapping[str, Sequence[ast.expr]],
+    made_of_it: set[str],
 ) -> tuple[str, str]:
     """``f / df`` of ``x - f / df``, where both are computed from ``x``, and ``df``.
 
@@ -110,7 +113,7 @@ def quotient_in(
     Args:
         name: of the variable.
         value: what it is computed as.
-        steps: what the loop computes the variable as that is subtracted.
+        values: what the loop computes each variable as.
         made_of_it: the variable, and those that are computed from it.
     """
     while _is_call_of_method(value) and value.func.attr in BOUNDS:
@@ -119,16 +122,26 @@ def quotient_in(
         return "", ""
     if not (isinstance(value.left, ast.Name) and value.left.id == name):
         return "", ""
-    step = steps[0] if isinstance(value.right, ast.Name) and steps else value.right
+    step = value.right
+    if isinstance(step, ast.Name):
+        step = values.get(step.id, [step])[0]
     if not isinstance(step, ast.BinOp) or not isinstance(step.op, ast.Div):
         return "", ""
     above, below = step.left, step.right
     if any(made_of_it.isdisjoint(names_in(x)) for x in (above, below)):
         return "", ""
     called = {x.func.attr for x in ast.walk(below) if _is_call_of_method(x)}
-    is_norm = not OF_NORMS.isdisjoint(called) or "**" in ast.unparse(below)
+    is_norm = not OF_NORMS.isdisjoint(called) or any(map(_is_root, ast.walk(below)))
     is_scaled = ast.unparse(above) in ast.unparse(below)
     return ("", "") if is_norm or is_scaled else (ast.unparse(step), ast.unparse(below))
+
+
+def _is_root(node: ast.AST) -> bool:
+    """Whether this is a power other than a whole one: ``v ** 0.5``."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Pow):
+        return False
+    power = node.right
+    return not (isinstance(power, ast.Constant) and isinstance(power.value, int))
 
 
 def is_of_squares(values: Sequence[ast.expr], made_of_it: set[str]) -> bool:

@@ -100,7 +100,8 @@ def iterated_at(source: Source) -> Iterated | None:
     quotients = {name: _quotient_of(name, values, reads) for name in own}
     name = next((each for each in own if quotients[each][0]), own[0])
     made_of_it = _made_of(name, reads)
-    value = _main_of(name, values, made_of_it)
+    quotient, divisor, lowers = quotients[name]
+    value = lowers or _main_of(name, values, made_of_it)
     statement = next(each for other, found, each in assigned if found is value and other == name)
     computed, computed_at = value, statement
     if isinstance(value, ast.Name) and value.id in values:
@@ -115,7 +116,8 @@ def iterated_at(source: Source) -> Iterated | None:
         _last_value(scope, name, loop.lineno, source.file),
         step_in(computed, made_of_it),
         *factor_in(computed, made_of_it),
-        *quotients[name],
+        quotient,
+        divisor,
         any(is_bounded_in(each, name) for each in loop.body),
         any(is_called_with(node, made_of_it) for node in ast.walk(computed)),
         is_of_squares(of_it, made_of_it),
@@ -130,16 +132,14 @@ def iterated_at(source: Source) -> Iterated | None:
 
 def _quotient_of(
     name: str, values: Mapping[str, Sequence[ast.expr]], reads: Mapping[str, set[str]]
-) -> tuple[str, str]:
-    """The quotient that a variable is lowered by, and its divisor; "" without one."""
+) -> tuple[str, str, ast.expr | None]:
+    """The quotient that a variable is lowered by, its divisor, and what lowers it; "" without."""
     made_of_it = _made_of(name, reads)
     for value in values[name]:
-        lowered_by = value.right if isinstance(value, ast.BinOp) else None
-        steps = values.get(lowered_by.id, []) if isinstance(lowered_by, ast.Name) else []
-        found = quotient_in(name, value, steps, made_of_it)
+        found = quotient_in(name, value, values, made_of_it)
         if found[0]:
-            return found
-    return "", ""
+            return (*found, value)
+    return "", "", None
 
 
 def _main_of(name: str, values: Mapping[str, Sequence[ast.expr]], made_of_it: set[str]) -> ast.expr:

@@ -487,6 +487,8 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
+    "stop where `{name}`{made} is 0 throughout",
+    "bound the divisor of this Newton step",
     "take a number of your data's range",
     "add 1 to the counts",
     "bound what {distances} reads",
