@@ -132,6 +132,7 @@ def quotient_in(
         return "", ""
     called = {x.func.attr for x in ast.walk(below) if _is_call_of_method(x)}
     is_norm = not OF_NORMS.isdisjoint(called) or any(map(_is_root, ast.walk(below)))
+    is_norm = is_norm or ("mean" in called and "**" in ast.unparse(below))
     is_scaled = ast.unparse(above) in ast.unparse(below)
     return ("", "") if is_norm or is_scaled else (ast.unparse(step), ast.unparse(below))
 
@@ -145,7 +146,13 @@ def _is_root(node: ast.AST) -> bool:
 
 
 def is_of_squares(values: Sequence[ast.expr], made_of_it: set[str]) -> bool:
-    """Whether two matrices that depend on the variable are multiplied, as in ``x @ x.t()``."""
+    """Whether two matrices that depend on the variable are multiplied, as in ``x @ x.t()``.
+
+    And nothing is computed of them but products and sums.
+    """
+    calls = {_name_of(x) for value in values for x in ast.walk(value) if isinstance(x, ast.Call)}
+    if not calls <= PRODUCTS | TURNS:
+        return False
     return any(
         is_matrix and not any(made_of_it.isdisjoint(names_in(each)) for each in (one, other))
         for value in values
@@ -154,13 +161,23 @@ def is_of_squares(values: Sequence[ast.expr], made_of_it: set[str]) -> bool:
 
 
 def is_bounded_in(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement bounds a variable, ``x.clamp(0, 1)`` or ``torch.clamp(x - f, 0, 1)``."""
-    return any(
-        _is_call_of_method(node)
-        and node.func.attr.removesuffix("_") in BOUNDS
-        and name in names_in(_called_on(node))
-        for node in ast.walk(statement)
-    )
+    """Whether a statement bounds a variable: ``x = x.clamp(0, 1)``, or ``x.clamp_(0, 1)``."""
+    return any(_bounds(each, name) for each in ast.walk(statement))
+
+
+def _bounds(node: ast.AST, name: str) -> bool:
+    value = node.value if isinstance(node, (ast.Assign, ast.Expr)) else None
+    if not isinstance(value, ast.Call) or not _is_call_of_method(value):
+        return False
+    if isinstance(node, ast.Assign):
+        targets = [ast.unparse(each) for each in node.targets]
+    else:
+        targets = [ast.unparse(_called_on(value))] if _name_of(value).endswith("_") else []
+    return _name_of(value).removesuffix("_") in BOUNDS and name in targets
+
+
+def _name_of(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else ""
 
 
 def is_turned(node: ast.expr) -> bool:

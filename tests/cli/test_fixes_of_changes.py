@@ -81,7 +81,8 @@ CHANGES = {
         "    a, fa = b, fb\n"
         "    b, fb = new, f(new)\n"
         "print(b)\n",
-        "stop where `fb - fa` is 0 throughout, with `fb` as it was before: script.py:9 divides by it; ",
+        "stop where `fb - fa` is 0 throughout, with `fb` as it was before: script.py:9 divides by "
+        "it; ",
     ),
 }
 

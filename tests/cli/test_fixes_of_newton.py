@@ -89,6 +89,14 @@ def test_the_divisor_is_bounded(run_here: RunHere, name: str) -> None:
 
 
 OTHERS = {
+    "a gradient by its mean square": (
+        "x, a = torch.zeros(4), torch.rand(4)\n"
+        "for _ in range(3):\n"
+        "    g = 2 * x * a\n"
+        "    x = (x - g / (g ** 2).mean()).clamp(-1, 1)\n"
+        "print(x.sum())\n",
+        "",
+    ),
     "weights that are normalised": (
         "w, e = torch.ones(4) / 4, torch.full((4,), 300.0)\n"
         "for _ in range(3):\n"

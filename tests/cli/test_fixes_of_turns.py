@@ -203,6 +203,13 @@ OTHER_NORMS = {
         "    x = 1.5 * x - 0.5 * x @ x.mT @ x\n"
         "print(x.sum())\n"
     ),
+    "a graph of what is alike": (
+        "x = F.normalize(torch.rand(6, 5), dim=1)\n"
+        "for _ in range(60):\n"
+        "    a = torch.relu(x @ x.t()).clamp(max=9)\n"
+        "    x = x + 8 * a @ x\n"
+        "print(x.sum())\n"
+    ),
     "rows that a matrix multiplies": (
         "a = torch.rand(5, 5) * 9\n"
         "x = torch.rand(5, 5)\n"
