@@ -27,6 +27,7 @@ class Line:
     keys: list[Hashable] = field(default_factory=list)  # the largest contribution first
     square: float = 0.0  # of what it adds to the error
     share: float = 0.0
+    order: int = 0  # of its first operation, or of the weight, among all
 
     def row(self, amplified: Amplified) -> ErrorShare:
         """The row of a budget."""
@@ -41,6 +42,7 @@ class Line:
             times,
             sum(origins[key].count for key in self.keys),
             amplified.by(first) if times >= AMPLIFIED else "",
+            self.order,
         )
 
 
@@ -56,9 +58,11 @@ def lines_of(shares: Shares, graphs: Graphs) -> list[Line]:
         line = lines.setdefault(where, Line(name, kind, source))
         line.keys.append(key)
         line.square += square
+    order = {key: place for place, key in enumerate(shares.origins)}
     total = sum(line.square for line in lines.values())
     for line in lines.values():
         line.share = line.square / total if total else 0.0
+        line.order = min(order[key] for key in line.keys)
     return sorted(lines.values(), key=lambda line: -line.square)
 
 

@@ -12,7 +12,9 @@ from typing import Any
 from tabulate import tabulate
 
 from fxguard.records import Source, title_of
+from fxguard.report.budget_chart import Bar, budget_chart
 from fxguard.report.display import SHOWN, Display, Displayed
+from fxguard.report.in_words import digits_of, percent, times
 from fxguard.report.plain_page import paragraph, plain_page, section, table
 from fxguard.report.strict_json import plain_data, recorded, strict_json
 
@@ -43,6 +45,7 @@ class ErrorShare:
     amplification: float  # how many times larger, relative to the output, its effect there is
     count: int  # how often its operations ran
     by: str = ""  # what amplifies it: "cos rope.py:15"
+    order: int = 0  # the smaller, the earlier its first operation ran; weights stand before these
 
     @property
     def title(self) -> str:
@@ -50,6 +53,11 @@ class ErrorShare:
         if self.kind == "input":
             return self.name
         return f"weight {self.name}" if self.is_given else title_of(self.name, self.kind)
+
+    @property
+    def label(self) -> str:
+        """``encoder.block.0 mul t5.py:14``."""
+        return f"{self.title} {self.source.place}" if self.source else self.title
 
     @property
     def is_given(self) -> bool:
@@ -214,9 +222,11 @@ class ErrorBudget(Displayed):
         )
 
     def _parts(self) -> Iterator[str]:
-        yield section("Where the digits went", table(*table_of(self.rows)), paragraph(HOW_TO_READ))
+        if self.rows:
+            yield section("Where the digits went", paragraph(HOW_TO_READ), _drawn(self.rows))
+            yield _as_table(self.rows)
         if self.gradient_rows:
-            yield section("Gradients", table(*table_of(self.gradient_rows)))
+            yield section("Gradients", _drawn(self.gradient_rows), _as_table(self.gradient_rows))
         if self.gradients:
             cells = [(name, percent(error)) for name, error in self.gradients]
             yield section("The error of each gradient", table(("weight", "error"), cells))
@@ -252,37 +262,19 @@ def table_of(rows: Sequence[ErrorShare]) -> tuple[Sequence[str], list[Sequence[s
     return head, cells
 
 
-def digits_of(error: float) -> float:
-    """Correct decimal digits.
-
-    Example:
-        >>> round(digits_of(2 ** -8), 1)  # of bfloat16
-        2.4
-    """
-    if math.isnan(error):
-        return math.nan
-    return max(0.0, -math.log10(error)) if error else math.inf
+def _drawn(rows: Sequence[ErrorShare]) -> str:
+    """Rows in order of execution."""
+    ordered = sorted(rows, key=lambda row: row.order)
+    return budget_chart([Bar(row.label, str(row), row.share, row.own) for row in ordered])
 
 
-def times(factor: float) -> str:
-    """A factor as people say it.
-
-    Example:
-        >>> times(131.7), times(1.26)
-        ('130', '1.3')
-    """
-    return f"{float(f'{factor:.2g}'):.10g}" if factor < 1e6 else f"{factor:.1g}"
-
-
-def percent(share: float) -> str:
-    """A share as people say it.
-
-    Example:
-        >>> percent(0.54), percent(0.0041), percent(3e-7)
-        ('54 %', '0.41 %', '3e-07')
-    """
-    if not math.isfinite(share):
-        return "not finite"
-    if share >= 0.0995:
-        return f"{100 * share:.0f} %"
-    return f"{100 * share:.2g} %" if share >= 1e-4 or not share else f"{share:.1g}"
+def _as_table(rows: Sequence[ErrorShare]) -> str:
+    """Rows, each with the user's line below it."""
+    head, cells = table_of(rows)
+    places = ["" if row.source is None else row.source.place for row in rows]
+    codes = ["" if row.source is None else row.source.code for row in rows]
+    at = head.index("line")
+    cells = [
+        [*each[:at], place, *each[at + 1 :]] for each, place in zip(cells, places, strict=True)
+    ]
+    return table(head, cells, reasons=codes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
+from fxguard.report.budget_chart import STYLE as STYLE_OF_BUDGET
 from fxguard.report.error_chart import STYLE as STYLE_OF_CHART
 
 __all__ = ["code", "paragraph", "plain_page", "section", "table"]
@@ -60,7 +61,8 @@ def plain_page(
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{html.escape(title)}</title><style>{STYLE}{STYLE_OF_CHART}</style></head><body>",
+        f"<title>{html.escape(title)}</title><style>{STYLE}{STYLE_OF_CHART}"
+        f"{STYLE_OF_BUDGET}</style></head><body>",
         f"<h1>{html.escape(title)}</h1>",
         f'<p class="meta">{"<br>".join(map(html.escape, meta))}</p>' if meta else "",
         f'<div class="verdict{"" if healthy else " ill"}"><p>{html.escape(first)}</p>',

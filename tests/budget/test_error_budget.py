@@ -457,6 +457,8 @@ def test_records(tmp_path: Path) -> None:
     table = budget.to_table()
     assert table.splitlines()[0].split("|")[1].strip() == "share"
     assert budget.to_dict()["fxguard_error_budget"] == 1
+    ordered = sorted(budget.rows, key=lambda row: row.order)
+    assert [row.kind for row in ordered] == ["input", "add", "exp"]
     page = tmp_path / "budget.html"
     budget.to_html(page)
     text = page.read_text("utf-8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ from torch import nn
 
 import fxguard
 from fxguard.report import plain_page
+from fxguard.report.budget_chart import Bar, budget_chart
 from fxguard.report.error_chart import Point, chart
 from fxguard.report.self_test import SelfTest
 from fxguard.testing import Deviation, Stability, numerically_stable
-from fxguard.types import PrecisionPlan
+from fxguard.types import ErrorBudget, ErrorShare, PrecisionPlan, Source
 
 MARKUP = "<script>alert(1)</script>\ud800"
 
@@ -26,10 +29,16 @@ def plan(**fields: Any) -> PrecisionPlan:
     return PrecisionPlan(*given, *(1e-3, math.nan, 1e-3, math.inf, 1e-7, 4), **fields)
 
 
+def share(part: float, name: str = "", order: int = 0) -> ErrorShare:
+    source = Source("/project/model.py", 3, "far = x + 90")
+    return ErrorShare(name, "mul", source, part, 0.002, 31.0, 1, "cos model.py:4", order)
+
+
 OF_MARKUP = (
     plan(),
     SelfTest(3, 2, 1, (MARKUP,), ((MARKUP, 2),)),
     Stability(torch.float16, torch.float64, 0.03, (Deviation(MARKUP, math.inf, 0.0),)),
+    ErrorBudget("bfloat16", "the loss", 0.1, 2**-9, (share(0.9, MARKUP),), 1.0, 1),
 )
 
 
@@ -116,3 +125,53 @@ def test_two_models_on_one_page(tmp_path: Path) -> None:
     reasons = [each.reason for each in found.significant if each.part != "weight"]
     assert page.count('<td class="why"') == len(reasons) > 0
     assert "A: Sequential" in page
+
+
+def drawn_at(page: str) -> list[float]:
+    """The heights of the bars of a budget, from left to right."""
+    return [float(x) for x in re.findall(r'<rect class="share"[^>]* height="([\d.]+)"', page)]
+
+
+def test_a_budget_is_drawn_in_the_order_of_execution(tmp_path: Path) -> None:
+    """The table below it has the largest share first, each with its line of code."""
+    rows = tuple(share(part, f"layer{order}", order) for part, order in ((0.6, 2), (0.4, 0)))
+    rows += (share(0.0, "last", 7),)
+    budget = ErrorBudget("bfloat16", "the output", 0.1, 2**-9, rows, 1.0, 3)
+    budget.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    first, second, last = drawn_at(page)
+    assert first == pytest.approx(second * 2 / 3, abs=0.1)
+    assert last == 0
+    assert "60 %  layer2 mul model.py:3</text>" in page
+    table = page.partition("<table>")[2]
+    assert table.index("layer2") < table.index("layer0")
+    assert '<td class="why" colspan="7">far = x + 90</td>' in table
+
+
+@pytest.mark.parametrize("count", [1, 2, 700])
+def test_a_budget_of_any_size(count: int) -> None:
+    """Nothing leaves the drawing."""
+    bars = [
+        Bar(f"{at} " + "long " * 40, "", 1 / count, 0.0 if at else math.inf) for at in range(count)
+    ]
+    text = budget_chart(bars)
+    width, height = map(float, re.findall(r"viewBox=\"0 0 (\d+) (\d+)\"", text)[0])
+    assert all(0 <= float(x) <= width for x in re.findall(r' x1?="([\d.-]+)"', text))
+    assert all(0 <= float(y) <= height for y in re.findall(r' y1?="([\d.-]+)"', text))
+    assert text.count('class="share"') == count
+
+
+def test_a_budget_without_an_error_has_no_drawing(tmp_path: Path) -> None:
+    ErrorBudget("bfloat16", "the output", 0.0, 2**-9, (), math.nan, 3).to_html(tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "<svg" not in page
+    assert "bfloat16 does not change the output" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_budget_fits_a_phone(width: int, show: Callable[..., Any], tmp_path: Path) -> None:
+    rows = tuple(share(1 / 40, f"encoder.layers.{at}.attention", at) for at in range(40))
+    ErrorBudget("bfloat16", "the output", 0.1, 2**-9, rows, 1.0, 40).to_html(tmp_path / "a.html")
+    page = show(tmp_path / "a.html", "svg", viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == width

@@ -1,0 +1,43 @@
+"""Errors, shares and factors as people say them."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["digits_of", "percent", "times"]
+
+
+def digits_of(error: float) -> float:
+    """Correct decimal digits.
+
+    Example:
+        >>> round(digits_of(2 ** -8), 1)  # of bfloat16
+        2.4
+    """
+    if math.isnan(error):
+        return math.nan
+    return max(0.0, -math.log10(error)) if error else math.inf
+
+
+def times(factor: float) -> str:
+    """A factor as people say it.
+
+    Example:
+        >>> times(131.7), times(1.26)
+        ('130', '1.3')
+    """
+    return f"{float(f'{factor:.2g}'):.10g}" if factor < 1e6 else f"{factor:.1g}"
+
+
+def percent(share: float) -> str:
+    """A share as people say it.
+
+    Example:
+        >>> percent(0.54), percent(0.0041), percent(3e-7)
+        ('54 %', '0.41 %', '3e-07')
+    """
+    if not math.isfinite(share):
+        return "not finite"
+    if share >= 0.0995:
+        return f"{100 * share:.0f} %"
+    return f"{100 * share:.2g} %" if share >= 1e-4 or not share else f"{share:.1g}"
