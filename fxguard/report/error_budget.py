@@ -171,7 +171,10 @@ class ErrorBudget(Displayed):
             return f"in {self.dtype} {self.of} is not finite"
         if not self.error:
             return f"{self.dtype} does not change {self.of}"
-        left = f"{self.digits:.1f} of {digits_of(self.unit):.1f} digits are left"
+        all_digits = digits_of(self.unit)
+        left = f"{self.digits:.1f} of {all_digits:.1f} digits are left"
+        if self.digits >= all_digits:  # as of a mean, in which errors cancel
+            left = f"all {all_digits:.1f} digits are left"
         return f"{self.dtype} changes {self.of} by {percent(self.error)}: {left}"
 
     def _of_gradients(self) -> Iterator[str]:

@@ -175,3 +175,13 @@ def test_a_budget_fits_a_phone(width: int, show: Callable[..., Any], tmp_path: P
     ErrorBudget("bfloat16", "the output", 0.1, 2**-9, rows, 1.0, 40).to_html(tmp_path / "a.html")
     page = show(tmp_path / "a.html", "svg", viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(0.1, "1.0 of 2.4 digits are left"), (1e-5, "all 2.4 digits are left")],
+)
+def test_a_dtype_has_no_more_digits_than_it_has(error: float, said: str) -> None:
+    """In a mean, errors cancel: it may be nearer than a rounding."""
+    budget = ErrorBudget("bfloat16", "the loss", error, 2**-8, (share(1.0),), 1.0, 1)
+    assert budget.verdict[0].endswith(said)
