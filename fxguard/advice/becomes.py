@@ -34,6 +34,7 @@ __all__ = [
     "is_logged_by",
     "is_normalized",
     "is_of_masked_softmax",
+    "is_product_with_log",
     "is_ratio_of_softmaxes",
     "is_ratio_to_softmax",
     "is_scaled_after",
@@ -86,6 +87,12 @@ def is_weighted(case: Case) -> bool:
     if culprit is None:
         return False
     return any(are_equal(around, value, culprit) for value in weights_of(case))
+
+
+def is_product_with_log(case: Case) -> bool:
+    """A product with the logarithm of a given 0, of which no gradient is asked."""
+    values = case.infinite_operands()
+    return case.reads_log_of_zero() and not any(map(case.around.is_differentiated, values))
 
 
 def is_of_masked_softmax(case: Case) -> bool:

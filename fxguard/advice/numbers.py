@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxguard.advice.causes import lost_eps, number_beyond
@@ -23,6 +24,7 @@ from fxguard.advice.written_operands import operand_in, without_parentheses
 from fxguard.formats import FORMATS, is_mask
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import SOFTMAXES, plain
+from fxguard.graph.tables import MOVES, SELECTS
 from fxguard.plan.plan import Step
 from fxguard.source.parameters import parameter_read
 
@@ -42,6 +44,9 @@ DOMAINS = {
     "sqrt": (0.0, math.inf),
 }
 
+
+LOGARITHMS = frozenset({"log", "log2", "log10"})
+MASKABLE = SOFTMAXES | {"exp", "exp2"}  # their results are 0 where a mask is
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
@@ -172,7 +177,13 @@ class Numbers:
     def reads_mask(self) -> bool:
         """An operand is -inf on purpose: a number, a mask, an input."""
         is_literal = self.around.step.infinite_literal and self.reads_infinity()
-        return is_literal or any(map(self.around.is_masked, self.infinite_operands()))
+        masked = any(map(self.around.is_masked, self.infinite_operands()))
+        return is_literal or (masked and not self.reads_log_of_zero())
+
+    def reads_log_of_zero(self) -> bool:
+        """Its infinite operands are logarithms of 0, which no mask has made 0."""
+        found = [self.around.behind_all_of([value]) for value in self.infinite_operands()]
+        return bool(found) and all(map(_is_log_of_zero, found))
 
     @property
     def negative_operand(self) -> float | None:
@@ -257,3 +268,12 @@ class Numbers:
         by = step.inputs[-1]
         is_root = "sqrt" in names_of(self.around.behind(by))
         return name == "div" and (is_root or self.around.values[by].role.is_given)
+
+
+def _is_log_of_zero(behind: Sequence[Step]) -> bool:
+    """Whether the last of some operations is a logarithm, apart from views, and none masks."""
+    made = next((step for step in behind if plain(step.kind) not in MOVES | SELECTS), None)
+    if made is None or plain(made.kind) not in LOGARITHMS:
+        return False
+    masks = any(step.infinite_literal for step in behind)
+    return not masks and names_of(behind).isdisjoint(MASKABLE)

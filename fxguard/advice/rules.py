@@ -430,6 +430,9 @@ RULES = (
     Rule("singular gradient, rounding", _names("qr"), "advice", _FULL_RANK, Case.is_degenerate),
     Rule("singular gradient", None, "advice",
          "keep the argument of {c.name} away from where its derivative is infinite", last=True),
+    Rule("domain", _names("mul"), "exact",
+         "take xlogy(p, q) instead of p * log(q): it is 0 where p is", becomes.is_product_with_log,
+         rewrites=("p * log(q) -> xlogy(p, q)",)),
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",
          "put 0 where the mask is before this product, {c.masked}: 0 * -inf is NaN",

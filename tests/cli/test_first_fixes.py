@@ -425,6 +425,12 @@ WRITTEN = {
         "(-a[1]).backward()\n",
         "begin with torch.finfo(torch.float32).min in place of -inf for what cannot be reached",
     ),
+    "a power of a number that is 0, by its logarithm": (
+        "days, shape = torch.arange(6.0), torch.tensor([2.4, 1.0, 3.1])\n"
+        "log_density = (shape[:, None] - 1) * torch.log(days)[None] - days\n"
+        "print(log_density.exp().sum().item())\n",
+        "take xlogy(p, q) instead of p * log(q): it is 0 where p is",
+    ),
     "logarithms as targets": (
         "q = torch.zeros(2, 3, requires_grad=True).log_softmax(1)\n"
         "log_p = torch.tensor([[0.0, 0.0, -torch.inf]] * 2).log_softmax(1)\n"
