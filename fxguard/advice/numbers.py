@@ -48,6 +48,7 @@ DOMAINS = {
 LOGARITHMS = frozenset({"log", "log2", "log10"})
 MASKABLE = SOFTMAXES | {"exp", "exp2"}  # their results are 0 where a mask is
 
+
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """One origin: its cause, the evidence, and its surroundings.
