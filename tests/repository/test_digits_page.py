@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from repository.test_symptoms import Command, commands_of, files_of, run
+from support.shown import Command, commands_of, files_of, run
 
 pytestmark = pytest.mark.slow
 
