@@ -168,7 +168,7 @@ class Trials:
             given = converted(given, torch.float64)
             with torch.no_grad(), random_state_kept(given):
                 return self._call(model.double(), given)
-        except theirs():
+        except theirs():  # an operation without a float64 kernel
             return None
 
     def distance(
