@@ -16,6 +16,7 @@ from fxguard.graph.tables import CASTS, ENTRIES, LOSSES, UNINITIALISED
 
 __all__ = ["DIMS_OF_HEADS", "gradient_text", "operands_text"]
 
+SUMS = frozenset({"cumsum", "mean", "nansum", "sum"})
 LONGEST = 170  # characters
 DIGITS = (4, 8, 10, 12, 17)  # of a number
 DIMS_OF_HEADS = 4  # samples, heads, and two more
@@ -162,9 +163,18 @@ def _tail(evidence: Evidence, *, of_heads: bool = False) -> str:
         others = f"{more} more element{'s' if more > 1 else ''}"
         is_all = evidence.share == evidence.numel
         text = f"likewise in {f'all {evidence.share} elements' if is_all else others}"
+        if not is_all and _is_of_any(evidence):
+            text = f"and {_short(evidence.number)} in {others}"
         where = "" if is_all else shared_place(evidence, of_heads=of_heads)
         found.append(text + (f", {where}" if where else ""))
     return f" ({'; '.join(found)})" if found else ""
+
+
+def _is_of_any(evidence: Evidence) -> bool:
+    """Whether one infinity in a row would have done where all of the row is shown to be infinite."""
+    tensors = [operand for operand in evidence.operands if operand.dtype]
+    is_whole = bool(tensors) and tensors[0].low == tensors[0].high == -math.inf
+    return is_whole and tensors[0].count > 1 and plain(evidence.kind) in SUMS
 
 
 def shared_place(evidence: Evidence, *, of_heads: bool = False) -> str:

@@ -292,12 +292,12 @@ RULES = (
          "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there",
          lambda c: c.loses_eps() and c.eps_has_gradient()),
     Rule("zero divisor, underflow", None, "advice",
-         "compute the norm in float32, from x.float() on: {c.eps} is 0 in {c.dtype}, and the "
-         "gradient at a larger one overflows",
+         "compute the norm in float32, from x.float() on: {c.eps} is 0 in {c.dtype}, and at the "
+         "smallest that it holds the gradient overflows",
          lambda c: c.loses_eps() and not c.eps_has_gradient() and signs.is_variance(c)),
     Rule("zero divisor, underflow", None, "advice",
-         "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and the "
-         "gradient at a larger one overflows",
+         "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and at the "
+         "smallest that it holds the gradient overflows",
          lambda c: c.loses_eps() and not c.eps_has_gradient() and not signs.is_variance(c)),
     Rule("zero divisor", _names("weight_norm"), "advice",
          "initialise this weight with numbers, or leave weight_norm out: a row is all zeros, and "
