@@ -171,7 +171,7 @@ def _tail(evidence: Evidence, *, of_heads: bool = False) -> str:
 
 
 def _is_of_any(evidence: Evidence) -> bool:
-    """Whether one infinity in a row would have done where all of the row is shown to be infinite."""
+    """Whether one infinity in a row would have done, where all of the row is infinite."""
     tensors = [operand for operand in evidence.operands if operand.dtype]
     is_whole = bool(tensors) and tensors[0].low == tensors[0].high == -math.inf
     return is_whole and tensors[0].count > 1 and plain(evidence.kind) in SUMS
