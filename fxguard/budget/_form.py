@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from fxguard import trees
 from fxguard.budget._choices import ChoseAt, at_own_indices, chosen_otherwise, chosen_wide
+from fxguard.budget._room import Room
 from fxguard.budget._shares import Shares
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
@@ -36,15 +37,17 @@ class InFloat64(WideForm):
     Args:
         shares: gets the own error of each operation.
         key_of: gives the key of a place in :class:`Shares`.
+        room: counts what is kept.
 
     Attributes:
         leaves: what depends on nothing that has a gradient, such as positions.
         chose: what each operation chose otherwise, in all its runs.
     """
 
-    def __init__(self, shares: Shares, key_of: Callable[[Place], Hashable]) -> None:
+    def __init__(self, shares: Shares, key_of: Callable[[Place], Hashable], room: Room) -> None:
         super().__init__(WIDE, differentiable=True)
         self.shares, self.key_of = shares, key_of
+        self.room = room
         self.leaves: list[Tensor] = []
         self.chose: dict[Place, ChoseAt] = {}
         self._before: tuple[Any, Any] | None = None  # the arguments of an operation that writes
@@ -109,6 +112,7 @@ class InFloat64(WideForm):
         self.shares.of(key).count += 1
         for low, one, other in made:
             if is_float(low):
+                self.room.take(low)
                 self.shares.add(key, low, one, other)
 
     def _with_gradient(self, value: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.budget._form import WIDE, ChoosesItself, InFloat64
+from fxguard.budget._room import NoRoom, Room
 from fxguard.budget._shares import Shares
 from fxguard.capture.keeping import numbered
 from fxguard.errors import UsageError
@@ -86,6 +87,7 @@ class Graphs:
         self._known: dict[int, _Known] = {}
         self._open = contextlib.ExitStack()
         self._may_write = False
+        self._room = Room()
         for number, (low, given) in enumerate(inputs):
             self._enter(Given("input", f"input {number}"), low, given)
 
@@ -102,7 +104,7 @@ class Graphs:
             v.argument: run.running_name(v.name) for v in run.plan.values if v.role.is_standing
         }
         graph = len(self.forms)
-        form = InFloat64(self.shares, lambda place: (graph, place))
+        form = InFloat64(self.shares, lambda place: (graph, place), self._room)
         self.forms.append(form)
         for step, number in numbered(run.plan):
             operation = Operation(step, run.running_name(step.module), number, graph)
@@ -121,7 +123,8 @@ class Graphs:
                     others = _seconds(run.args, copies, [each and each.itself for each in known])
                     _, itself = start.walk(copies, ChoosesItself(), others=list(others))
         except NotJudged as reason:
-            raise UsageError(f"there is no error budget: {reason}") from reason
+            kind = NoRoom if str(reason) == "out of memory" else UsageError
+            raise kind(f"there is no error budget: {reason}") from reason
         for place, why in form.taken_over.items():
             taken = self.operations.get((graph, place))
             self.not_judged.setdefault("an operation" if taken is None else taken.step.title, why)

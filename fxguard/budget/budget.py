@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fxguard.budget._form import WIDE
 from fxguard.budget._gradients import Gradients, gradients_of
 from fxguard.budget._graphs import Graphs
 from fxguard.budget._measured import Measured, measured, numbers_of
+from fxguard.budget._room import NoRoom, first_sample
 from fxguard.budget._rows import Amplified, choices_of, lines_of
 from fxguard.budget._shares import Shares
 from fxguard.errors import FxguardError, UsageError
@@ -66,7 +68,8 @@ def error_budget(
 
     Returns:
         The budget: :attr:`~fxguard.types.ErrorBudget.error`, and rows with the largest share first.
-        All values of the float64 run stay in memory until it is made, as for a backward.
+        All values of the float64 run stay in memory until it is made, as for a backward. Where they
+        do not fit, the budget is that of the first sample of the batch, and says so.
 
     Raises:
         FxguardError: when the model does not run in the dtype, when nothing of it was captured, and
@@ -108,6 +111,13 @@ def budget_of_step(
 def _budget_of(trials: Trials, of: Callable[[Any], Any] | None, *, gradients: bool) -> ErrorBudget:
     try:
         return _Budget(trials, of, gradients=gradients).made()
+    except NoRoom:
+        given, batch = first_sample(trials.given)
+        if batch == 1:
+            raise
+        budget = _Budget(trials.on(given), of, gradients=gradients).made()
+        note = f"of the first sample alone: a batch of {batch} does not fit into memory in float64"
+        return replace(budget, notes=(*budget.notes, note))
     except NotJudged as reason:
         raise UsageError(f"there is no error budget: {reason}") from reason
 

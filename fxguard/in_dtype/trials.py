@@ -50,6 +50,7 @@ class Trials:
         autocast: whether the model runs under autocast to that dtype.
 
     Attributes:
+        asked: the dtype that was asked for; None for the model's own.
         mix: how the copy runs in the dtype, as code of the user's.
         runs: how often the model or its copy has run.
     """
@@ -67,6 +68,7 @@ class Trials:
         self.loss = loss
         self.autocast = autocast
         self.model = model
+        self.asked = dtype
         self.dtype = coarsest((model, args, kwargs)) if dtype is None else dtype
         self.runs = 0
         self.given = (args, kwargs)
@@ -88,6 +90,11 @@ class Trials:
     def unit(self) -> float:
         """The unit of roundoff of the dtype."""
         return torch.finfo(self.dtype).eps / 2
+
+    def on(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Trials:
+        """The same with other inputs."""
+        args, kwargs = given
+        return Trials(self.model, args, kwargs, self.asked, self.loss, autocast=self.autocast)
 
     @property
     def with_gradient(self) -> list[str]:

@@ -419,6 +419,23 @@ def test_the_model_stays_what_it_is() -> None:
         fxguard.guard_of(model)
 
 
+def test_a_batch_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its first sample has to do, if that fits."""
+    torch.manual_seed(0)
+    model, x = Blocks(), torch.randn(4, 8, 32)
+    alone = fxguard.error_budget(model, x[:1], dtype=torch.bfloat16)
+    free = iter([0])
+    monkeypatch.setattr("fxguard.budget._room.STEP", 1)
+    monkeypatch.setattr("fxguard.measure.free_memory.free_bytes", lambda _: next(free, 2**40))
+    budget = fxguard.error_budget(model, x, dtype=torch.bfloat16)
+    said = "of the first sample alone: a batch of 4 does not fit into memory in float64"
+    assert budget.verdict[-1] == said
+    assert budget.error == alone.error
+    monkeypatch.setattr("fxguard.measure.free_memory.free_bytes", lambda _: 0)
+    with pytest.raises(fxguard.FxguardError, match="does not fit into memory"):
+        fxguard.error_budget(model, x[:1], dtype=torch.bfloat16)
+
+
 def test_an_exact_model() -> None:
     class Doubles(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
