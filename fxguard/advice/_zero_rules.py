@@ -23,6 +23,7 @@ from fxguard.advice.other_groups import (
 )
 from fxguard.advice.positive import made_at
 from fxguard.advice.pushed_apart import distances, words_of_distances
+from fxguard.advice.quotients_of_exps import is_quotient_of_exps
 from fxguard.advice.scaled_vectors import is_factor_of_vectors, words_of_vectors
 from fxguard.advice.vanished_powers import (
     far_beyond,
@@ -248,6 +249,9 @@ def _counted(case: Case) -> Mapping[str, str]:
 
 
 ZERO_RULES = (
+    Rule(_LOST, names_in("div"), "advice",
+         "take exp(a - b) in place of exp(a) / exp(b), with factors as logarithms inside: both "
+         "became 0, and the quotient need not", is_quotient_of_exps),
     Rule("zero divisor", _DIVISIONS, "advice",
          "take the difference in {made} in float64 or of integers, or subtract a first value "
          "there, before it is {c.dtype}: that holds numbers of {largest} in steps of {steps}",

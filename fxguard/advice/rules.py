@@ -365,6 +365,9 @@ RULES = (
          "compute the variance as the mean of (x - mean) ** 2, or in float64: of numbers far from "
          "0, sq - mean ** 2 keeps roundings alone, and so does a bound on it",
          signs.is_difference_with_square),
+    Rule("rounding", _names("div"), "advice",
+         "average (x - mean) ** 2 in place of x ** 2, or in float64: of numbers far from 0, "
+         "sq - mean ** 2 keeps roundings alone, here 0", signs.is_deviation_by_squares),
     Rule("rounding", _names("pow rsqrt sqrt"), "advice",
          "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2, with an eps: "
          "by roundings the difference is 0 or negative", signs.is_difference_with_square),

@@ -16,6 +16,7 @@ from fxguard.advice.case import Case
 from fxguard.advice.surroundings import names_of
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, ENTRIES, MOVES
+from fxguard.plan.plan import Step
 from fxguard.records import Role
 from fxguard.source.assigned import statement_at
 
@@ -28,6 +29,7 @@ __all__ = [
     "is_chosen_after",
     "is_count_less_one",
     "is_count_of_mask",
+    "is_deviation_by_squares",
     "is_difference",
     "is_difference_of_masks",
     "is_difference_with_square",
@@ -192,14 +194,22 @@ def is_variance(case: Case) -> bool:
 def is_difference_with_square(case: Case) -> bool:
     """It is ``sq - mean ** 2`` of two averages, and not ``r ** 2 - x ** 2``."""
     step = made_by(case.around, case.around.culprit)
+    return _is_less_square(case, step) and not is_difference_of_squares(case)
+
+
+def is_deviation_by_squares(case: Case) -> bool:
+    """It is divided by ``(sq - mean ** 2).sqrt()`` of two averages."""
+    root = made_by(case.around, case.around.culprit)
+    if root is None or plain(root.kind) != "sqrt":
+        return False
+    return _is_less_square(case, made_by(case.around, root.inputs[0]))
+
+
+def _is_less_square(case: Case, step: Step | None) -> bool:
     if step is None or plain(step.kind) != "sub" or len(set(step.inputs)) != 2:
         return False
     first, second = (made_by(case.around, value) for value in step.inputs)
-    return (
-        is_square_of(first) is None
-        and is_square_of(second) is not None
-        and not (is_difference_of_squares(case))
-    )
+    return is_square_of(first) is None and is_square_of(second) is not None
 
 
 def is_negative_data(case: Case) -> bool:

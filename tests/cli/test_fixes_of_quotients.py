@@ -1,0 +1,95 @@
+"""``fxguard run``: what to change where both sides of a quotient became 0, or its divisor did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("form_of_operations")
+
+RunHere = Callable[[str], Any]
+
+HEAD = "import math\nimport torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
+SUBTRACT = "fix: take exp(a - b) in place of exp(a) / exp(b)"
+AVERAGE = "fix: average (x - mean) ** 2 in place of x ** 2"
+
+EXPONENTIALS = {
+    "a density by a distribution": (
+        "x = torch.tensor([-3.0, -40.0])\n"
+        "pdf = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)\n"
+        "print((pdf / torch.exp(torch.special.log_ndtr(x))).sum().item())\n"
+    ),
+    "two likelihoods": (
+        "def likelihood(x, mean):\n"
+        "    return (-((x - mean) ** 2)).exp()\n"
+        "x = torch.linspace(0, 30, 5)\n"
+        "ratio = likelihood(x, 1.0) / likelihood(x, 2.0)\n"
+        "print(ratio.mean().item())\n"
+    ),
+    "factors on both sides": (
+        "t = torch.tensor([1.0, 300.0])\n"
+        "print((3 * torch.exp(-t) / (torch.exp(-1.5 * t) * 0.5)).sum().item())\n"
+    ),
+    "powers of 2, and views": (
+        "t = torch.tensor([[1.0, 300.0]])\n"
+        "a, b = torch.exp2(-t), torch.exp2(-t * 2)\n"
+        "print((a.reshape(2, 1) / b.squeeze(0)[:, None]).sum().item())\n"
+    ),
+    "in a model": (
+        "class Ratio(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.exp(-x) / torch.exp(-2 * x)\n"
+        "Ratio()(torch.full((3,), 200.0))\n"
+    ),
+}
+
+OTHERS = {
+    "a softmax by hand": (
+        "x = torch.tensor([-200.0, -300.0])\n"
+        "print((torch.exp(x) / torch.exp(x).sum()).sum().item())\n"
+    ),
+    "a divisor that is none": (
+        "x = torch.tensor([0.0, 1.0])\nprint((torch.exp(-200 * torch.ones(2)) / x).sum().item())\n"
+    ),
+    "a difference of exponentials": (
+        "x = torch.tensor([0.0, 1.0])\nprint(((x.exp() - 1) / (x.exp() - 1)).sum().item())\n"
+    ),
+}
+
+MOMENTS = {
+    "buffers": (
+        "class Norm(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('first', torch.tensor(5000.1))\n"
+        "        self.register_buffer('second', torch.tensor(5000.1) ** 2)\n"
+        "    def forward(self, x):\n"
+        "        sd = torch.sqrt(self.second - self.first ** 2)\n"
+        "        return (x - self.first) / sd\n"
+        "Norm()(torch.full((2,), 5000.1))\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", EXPONENTIALS.values(), ids=EXPONENTIALS)
+def test_exponents_are_subtracted(run_here: RunHere, text: str) -> None:
+    err = run_here(HEAD + text).err
+    assert SUBTRACT in err, err
+
+
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_not_where_no_exponents_are_divided(run_here: RunHere, text: str) -> None:
+    err = run_here(HEAD + text).err
+    assert "fix:" in err, err
+    assert "exp(a - b)" not in err
+
+
+@pytest.mark.parametrize("text", MOMENTS.values(), ids=MOMENTS)
+def test_a_variance_that_cancels(run_here: RunHere, text: str) -> None:
+    """Or one that is rightly 0: then nothing cancelled, and an eps is missing."""
+    err = run_here(HEAD + text).err
+    assert "fix:" in err, err
+    is_rounding = err.splitlines()[0].endswith("rounding")
+    assert (AVERAGE in err) == is_rounding, err
