@@ -78,7 +78,7 @@ def error_budget(
     Example:
         >>> print(fxguard.error_budget(model, ids, dtype=torch.bfloat16))
         bfloat16 changes the output by 28 %: 0.6 of 2.4 digits are left
-        68 %  to rope.py:9: pos = pos.to(x.dtype)  own error 0.19 %, amplified 130 times, by cos ...
+          69 %  to rope.py:9: pos = pos.to(x.dtype)  own error 0.19 %, amplified 130 times, ...
     """
     chosen = None if dtype is None else dtype_named(dtype)
     if not isinstance(model, Module):

@@ -92,12 +92,18 @@ def test_the_error_is_explained(
     assert not budget.not_judged
 
 
-@pytest.mark.parametrize(("kind", "x"), PROGRAMS.values(), ids=PROGRAMS)
-def test_the_line_that_loses_the_digits_is_the_first(kind: type[nn.Module], x: Tensor) -> None:
-    """And computing it in float32 helps, where that is said."""
+# Two are within 4 units of roundoff; of the third the input is rounded, too: no line mends that.
+WITHOUT_FIX = {"1 - p", "a sum of losses", "Fourier features"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_line_that_loses_the_digits_is_the_first(name: str) -> None:
+    """And computing it in float32, up to what amplifies its error, leaves less than half of it."""
+    kind, x = PROGRAMS[name]
     torch.manual_seed(0)
     budget = fxguard.error_budget(kind(), x, dtype=torch.bfloat16)
     assert "# lost" in code_of(budget.rows[0]), budget
+    assert bool(budget.fix) == (name not in WITHOUT_FIX), budget
     if budget.fix:
         lines = [int(x) for x in re.findall(r"\d+", budget.fix.partition(" in float32")[0])]
         source = budget.rows[0].source
@@ -481,4 +487,4 @@ def test_records(tmp_path: Path) -> None:
     text = page.read_text("utf-8")
     assert "Where the digits went" in text
     assert "lost_digits.py" in text
-    assert "error budget" in budget._repr_html_().lower() or "own error" in budget._repr_html_()
+    assert "amplified" in budget._repr_html_()
