@@ -9,6 +9,7 @@ One whose elements err in one direction has a bias, ``sum(own * adjoint) ** 2``,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -90,14 +91,14 @@ class Shares:
             wide: its result in the float64 run, which has a gradient.
         """
         own = low.detach().to(exact.dtype) - exact
-        finite = own.isfinite()
         origin = self.of(key)
-        if not bool(finite.all()):
-            own = own.where(finite, 0.0)
-            origin.left_out += int(finite.numel() - finite.sum())
-            exact = exact.where(finite, 0.0)
-        origin.size += square_of(exact)
         squares = square_of(own)
+        if not math.isfinite(squares):
+            finite = own.isfinite()
+            own, exact = own.where(finite, 0.0), exact.where(finite, 0.0)
+            origin.left_out += int(finite.numel() - finite.sum())
+            squares = square_of(own)
+        origin.size += square_of(exact)
         if not squares:
             return
         origin.own += squares
@@ -111,11 +112,16 @@ class Shares:
             return
         parts = own.to(adjoint.dtype) * adjoint.conj().resolve_conj()
         parts = parts.real if parts.is_complex() else parts
-        parts = parts.where(parts.isfinite(), 0.0)  # as at the root of 0
-        origin.sums[-1] += float(parts.sum())
-        origin.squares[-1] += float(parts.square().sum())
+        total, squares = float(parts.sum()), square_of(parts)
+        if not math.isfinite(squares):  # as at the root of 0
+            parts = parts.where(parts.isfinite(), 0.0)
+            total, squares = float(parts.sum()), square_of(parts)
+        origin.sums[-1] += total
+        origin.squares[-1] += squares
 
 
 def square_of(value: Tensor) -> float:
     """The sum of the squares of all magnitudes."""
-    return float(value.detach().abs().square().sum())
+    value = value.detach().reshape(-1)
+    flat = torch.view_as_real(value.resolve_conj()).reshape(-1) if value.is_complex() else value
+    return float(flat.dot(flat))
