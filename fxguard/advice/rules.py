@@ -20,6 +20,7 @@ from fxguard.advice.chosen_products import words_of_product
 from fxguard.advice.converged import words_of_change
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
 from fxguard.advice.filtered_rows import filter_of, words_of_filter
+from fxguard.advice.impossible_rows import has_impossible_row, words_of_emptied, words_of_row
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.numbers import DOMAINS
@@ -455,7 +456,12 @@ RULES = (
          "join masks by where or a boolean or, not by addition: inf - inf is NaN",
          lambda c: c.reads_mask() and not signs.is_difference_of_masks(c)),
     Rule("domain", PRODUCTS | _REDUCED, "advice",
-         "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)", Case.reads_mask),
+         "begin {logsumexp} with finite numbers, or leave a row out of which all is -inf: nothing "
+         "in it is possible", lambda c: c.reads_mask() and bool(words_of_emptied(c)),
+         words=words_of_emptied),
+    Rule("domain", PRODUCTS | _REDUCED, "advice",
+         "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)",
+         lambda c: c.reads_mask() and not words_of_emptied(c)),
     Rule("domain", _names("kl_div"), "advice",
          "give {c.name} probabilities, log_p.exp() with log_target=False: it takes 0 * log(0) as 0 "
          "then; with log_target=True it computes 0 * -inf where a target is masked",
@@ -480,6 +486,9 @@ RULES = (
          last=True),
     Rule("masked row", _names("sub"), "advice",
          "mask with torch.finfo({c.torch_dtype}).min in place of -inf: -inf - (-inf) is NaN"),
+    Rule("masked row", _names("logsumexp"), "advice",
+         "{extend}: all {count} terms of a row are -inf{where}; or leave such rows out",
+         has_impossible_row, words=words_of_row, alone=True),
     Rule("masked row", _names("logsumexp logcumsumexp"), "advice",
          "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what cannot be reached: "
          "{c.name} of -inf alone has no derivative"),

@@ -28,7 +28,7 @@ from fxguard.torch_names import is_any_autocast_on
 from fxguard.verdict import origins
 from fxguard.verdict.bounds import RULES
 from fxguard.verdict.explain import beyond
-from fxguard.verdict.masks import features, made_masks
+from fxguard.verdict.masks import emptied_rows, features, made_masks, summed_masks
 from fxguard.verdict.precedents import Answer, Conditions, Question
 
 __all__ = ["Judgment", "answer"]
@@ -59,16 +59,29 @@ class Judgment:
         if overflowed := self.overflowed():
             self.verdict = self.judge(overflowed)
         if self.verdict.origins:
-            made = made_masks(flow, self.verdict, self.detail)
-            found = features(flow, self.verdict)
-            self.features = {v for v in found if flow.keys[v] not in self.batch.masks}
-            if made or self.features:
-                self.verdict = self.judge(overflowed, made)
-            if not self.verdict.origins:  # a whole row is masked, and its -inf was returned
-                self.verdict = self.judge(overflowed)
+            self.judge_masks(overflowed)
+
+    def judge_masks(self, overflowed: Collection[int]) -> None:
+        """Judge once more with the masks that are known by their use alone."""
+        made = made_masks(self.flow, self.verdict, self.detail)
+        summed = summed_masks(self.flow, self.verdict, self.detail)
+        made |= summed
+        found = features(self.flow, self.verdict)
+        self.features = {v for v in found if self.flow.keys[v] not in self.batch.masks}
+        if made or self.features:
+            self.verdict = self.judge(overflowed, made)
+        is_returned = bool(summed) and not self.verdict.origins
+        emptied = emptied_rows(self.flow, self.verdict, self.detail, returned=is_returned)
+        if emptied:
+            self.verdict = self.judge(overflowed, made, emptied)
+        if not self.verdict.origins:  # a whole row is masked, and its -inf was returned
+            self.verdict = self.judge(overflowed)
 
     def judge(
-        self, overflowed: Collection[int] = (), made: Collection[int] = ()
+        self,
+        overflowed: Collection[int] = (),
+        made: Collection[int] = (),
+        emptied: Collection[int] = (),
     ) -> origins.Verdict:
         """Trace bad values back to their origins."""
         found = origins.find_origins(
@@ -84,6 +97,7 @@ class Judgment:
             is_ignored=self.is_ignored,
             overflowed=overflowed,
             made_masks=made,
+            emptied=emptied,
         )
         if self.batch.part is None:
             return found

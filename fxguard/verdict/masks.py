@@ -17,7 +17,7 @@ from fxguard.plan.plan import Step
 from fxguard.records import Role, Severity
 from fxguard.verdict.origins import Verdict
 
-__all__ = ["features", "made_masks"]
+__all__ = ["emptied_rows", "features", "made_masks", "summed_masks"]
 
 # Where -inf becomes 0.
 ENDS = SOFTMAXES | {"exp", "exp2", "sigmoid"}
@@ -28,6 +28,17 @@ AT_POLES = frozenset(["div", "log", "log10", "log1p", "log2", "logit", "reciproc
 _SCALED = frozenset(["div", "div_", "dropout", "mul", "mul_"])
 _CHOSEN = frozenset(["amax", "amin", "max", "maximum", "min", "minimum"])
 _MASKED = frozenset(["masked_fill", "masked_fill_", "setitem", "where"])
+# These make logarithms of probabilities, of which a sum is -inf where one of them is.
+LOGARITHMS = frozenset(
+    [
+        *("lgamma", "log", "log1p", "log_ndtr", "log_sigmoid", "log_softmax", "logsigmoid"),
+        *("logsumexp", "special_xlogy", "xlogy"),
+    ]
+)
+_ARITHMETIC = frozenset(["add", "div", "mul", "neg", "rsub", "sub", "where"])
+_TOTALS = frozenset(["mean", "nanmean", "nansum", "sum"])
+MOST_STEPS = 64  # in one walk
+
 # A mask passes these on its way.
 PASSED = MOVES | SELECTS | CASTS | LIMITERS | ADDITIONS | _SCALED | _CHOSEN | _MASKED
 
@@ -59,6 +70,62 @@ def made_masks(
     if any(found.keys().isdisjoint(_behind(flow, verdict, blame)) for blame in others):
         return {blame.value for blame in found}
     return {blame.value for blame, step in found.items() if plain(step.kind) in AT_POLES}
+
+
+def summed_masks(
+    flow: DataFlow, verdict: Verdict, detail: Callable[[Blame], Detail | None]
+) -> set[int]:
+    """Sums of logarithms that are -inf because one of them is on purpose.
+
+    A product of probabilities is 0 where one of them is. They hold -inf alone, and end where that
+    becomes 0.
+
+    Args:
+        flow: the data flow of a batch.
+        verdict: its verdict.
+        detail: gives the details of a blamed tensor.
+    """
+    use = _Use(flow)
+    found: set[int] = set()
+    for blame in verdict.origins:
+        step = None if blame.step is None else flow.steps[blame.step]
+        if step is None or plain(step.kind) != "sum" or blame.severity is not Severity.INF:
+            continue
+        if not verdict.intended.issuperset(step.inputs) or not use.is_of_mask(blame.value):
+            continue
+        seen = detail(blame) if use.is_of_logarithms(step) else None
+        if seen is not None and seen.neginf_count and not (seen.posinf_count or seen.nan_count):
+            found.add(blame.value)
+    return found
+
+
+def emptied_rows(
+    flow: DataFlow,
+    verdict: Verdict,
+    detail: Callable[[Blame], Detail | None],
+    *,
+    returned: bool = False,
+) -> set[int]:
+    """What ``logsumexp`` made of rows of -inf alone, if a mean or a sum of it is an origin.
+
+    Args:
+        flow: the data flow of a batch.
+        verdict: its verdict.
+        detail: gives the details of a tensor; it is left out where nobody has looked at it.
+        returned: whether the same of what left the model counts.
+    """
+    use = _Use(flow)
+    read = list(flow.reached) if returned else []
+    for blame in verdict.origins:
+        step = None if blame.step is None else flow.steps[blame.step]
+        if step is not None and plain(step.kind) in _TOTALS:
+            read += step.inputs
+    found = use.emptied_of([value for value in read if value in verdict.intended])
+    return {
+        value
+        for value in found & verdict.intended
+        if detail(Blame(value, use.maker[value], Severity.INF)) is not None
+    }
 
 
 def _behind(flow: DataFlow, verdict: Verdict, blame: Blame) -> Iterator[Blame]:
@@ -121,6 +188,38 @@ class _Use:
                 else:
                     others = True
         return bool(count) and (at_all or not others)
+
+    def is_of_logarithms(self, step: Step) -> bool:
+        """Whether what an operation reads was computed of logarithms, elementwise."""
+        todo, seen = list(step.inputs), set(step.inputs)
+        while todo and len(seen) <= MOST_STEPS:
+            index = self.maker.get(todo.pop(0))
+            maker = None if index is None else self.flow.steps[index]
+            if maker is None:
+                continue
+            name = plain(maker.kind)
+            if name in LOGARITHMS:
+                return True
+            if not maker.counts or name in _ARITHMETIC or maker.kind in PASSED:
+                todo += [value for value in maker.inputs if value not in seen]
+                seen.update(maker.inputs)
+        return False
+
+    def emptied_of(self, values: Collection[int]) -> set[int]:
+        """The results of ``logsumexp`` that these values are, at most passed on."""
+        todo, seen, found = list(values), set(values), set[int]()
+        while todo and len(seen) <= MOST_STEPS:
+            value = todo.pop(0)
+            index = self.maker.get(value)
+            step = None if index is None else self.flow.steps[index]
+            if step is None:
+                continue
+            if plain(step.kind) == "logsumexp":
+                found.add(value)
+            elif not step.counts or step.kind in PASSED or plain(step.kind) == "neg":
+                todo += [each for each in step.inputs if each not in seen]
+                seen.update(step.inputs)
+        return found
 
     def is_of_loss(self, step: Step) -> bool:
         """Whether an operation is computed from what a model returned to a loss."""

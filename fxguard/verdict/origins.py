@@ -61,6 +61,7 @@ def find_origins(
     is_ignored: Callable[[Step], bool],
     overflowed: Collection[int] = (),
     made_masks: Collection[int] = (),
+    emptied: Collection[int] = (),
     written: Mapping[int, int] = NOTHING,
 ) -> Verdict:
     """Trace every bad value back to its origin.
@@ -79,6 +80,7 @@ def find_origins(
         is_ignored: whether the user ignores an operation.
         overflowed: values that hold +inf and look like masks but are not.
         made_masks: infinite values that are masks, by their use.
+        emptied: values that are no longer intended: all of a row was masked, and is summed up.
         written: those of ``reached`` that left it only in memory that it was given, and what was in
             that memory before.
     """
@@ -90,6 +92,7 @@ def find_origins(
         is_ignored,
         overflowed,
         made_masks,
+        emptied,
         masks=_masks(steps, values, abs_max),
         bounds=Bounds(values, finite_part),
     )
@@ -147,6 +150,7 @@ class _Tracing:
         is_ignored: for an operation.
         overflowed: values that look intended but are not.
         made_masks: values that do not look intended but are.
+        emptied: values that look intended but make a number of all masked ones.
         masks: values at the limit of their dtype on purpose.
         bounds: bounds for values with intended infinities.
     """
@@ -160,6 +164,7 @@ class _Tracing:
         is_ignored: Callable[[Step], bool],
         overflowed: Collection[int],
         made_masks: Collection[int],
+        emptied: Collection[int],
         masks: Collection[int],
         bounds: Bounds,
     ) -> None:
@@ -170,6 +175,7 @@ class _Tracing:
         self.is_ignored = is_ignored
         self.overflowed = overflowed
         self.made_masks = made_masks
+        self.emptied = emptied
         self.of_limits = set(masks)  # and infinities made from them
         self.bounds = bounds
         self.sources: dict[int, tuple[Blame, ...]] = {}  # for bad values that are not intended
@@ -208,7 +214,8 @@ class _Tracing:
         for value in made:
             severity = self.severity(value)
             is_intended = not inherited and not self.intended.isdisjoint(bad)
-            if severity <= worst and not (is_intended and self.has_turned(step, value)):
+            is_new = is_intended and (value in self.emptied or self.has_turned(step, value))
+            if severity <= worst and not is_new:
                 self.sources[value] = inherited
                 if is_intended:
                     self.intended.add(value)

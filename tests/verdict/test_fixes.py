@@ -508,6 +508,8 @@ OF_PROGRAMS = (
     "subtract the maximum of each {what}",
     "subtract the maximum of each group from",
     "take the maximum{place}",
+    "{extend}: all {count}",
+    "begin {logsumexp} with",
     "keep the largest entry",
     "keep {number} {inside} where it is made",
     "{c.bare} is {c.number} in the data",
