@@ -13,10 +13,10 @@ from torch.fx import Node
 
 from fxguard import trees
 from fxguard.budget._choices import ChoseAt, at_own_indices, chosen_otherwise, chosen_wide
-from fxguard.budget._room import Room
 from fxguard.budget._shares import Shares
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
+from fxguard.measure.func_levels import levels_left, levels_opened_by, without_levels
 from fxguard.plan.plan import Place
 from fxguard.rerun.walk import Walk
 from fxguard.rerun.wide_run import EXACT, WideForm
@@ -26,6 +26,7 @@ __all__ = ["WIDE", "ChoosesItself", "InFloat64"]
 WIDE = torch.float64
 _BATCH_NORM = inspect.signature(torch.nn.functional.batch_norm)
 CUTS = frozenset({"detach", "detach_"})  # not for mathematics
+BACKWARDS = frozenset({"_autograd_grad"})  # those of torch.func
 
 
 class InFloat64(WideForm):
@@ -37,17 +38,21 @@ class InFloat64(WideForm):
     Args:
         shares: gets the own error of each operation.
         key_of: gives the key of a place in :class:`Shares`.
-        room: counts what is kept.
+        went_on: called after each operation.
 
     Attributes:
         leaves: what depends on nothing that has a gradient, such as positions.
         chose: what each operation chose otherwise, in all its runs.
     """
 
-    def __init__(self, shares: Shares, key_of: Callable[[Place], Hashable], room: Room) -> None:
+    def __init__(
+        self,
+        shares: Shares,
+        key_of: Callable[[Place], Hashable],
+        went_on: Callable[[], None],
+    ) -> None:
         super().__init__(WIDE, differentiable=True)
-        self.shares, self.key_of = shares, key_of
-        self.room = room
+        self.shares, self.key_of, self.went_on = shares, key_of, went_on
         self.leaves: list[Tensor] = []
         self.chose: dict[Place, ChoseAt] = {}
         self._before: tuple[Any, Any] | None = None  # the arguments of an operation that writes
@@ -57,10 +62,14 @@ class InFloat64(WideForm):
 
     def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
         self._before = None
+        if levels_opened_by(node.target) == 1:  # the mode in which torch.func differentiates
+            torch.set_grad_enabled(True)
         if walk.call_of(node).written:
             self._before = trees.tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
 
     def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        if levels_opened_by(node.target) == 1:
+            torch.set_grad_enabled(False)
         place, before = walk.place(node), self._before
         chose = chosen_otherwise(ran, args, kwargs, WIDE)
         if chose is not None:
@@ -68,12 +77,17 @@ class InFloat64(WideForm):
         with torch.enable_grad():
             if ran.call.kind in CUTS and is_float(ran.result):
                 return leaves((args, kwargs))[0]
+            for each in ran.call.written:
+                if isinstance(other := walk.others.get(each), Tensor) and not walk.levels:
+                    self.shares.room.before_write(other)
             wide = self._followed(walk, node, ran, args, kwargs)
             wide = at_own_indices(ran, args, kwargs, wide)
-            wide = trees.tree_map(self._with_gradient, wide)
+            if not walk.levels:  # inside torch.func, nothing can be made a leaf
+                wide = trees.tree_map(self._with_gradient, wide)
         if not (ran.call.selects or ran.call.kind in EXACT):
             given = ran if before is None else replace(ran, args=before[0], kwargs=before[1])
             self._compare(walk, node, given, wide)
+        self.went_on()
         return wide
 
     def _followed(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
@@ -96,6 +110,11 @@ class InFloat64(WideForm):
         written = [x for x in ran.call.written if is_float(walk.env[x])]
         if place in self.taken_over or not (ran.has_floats or written):
             return
+        if ran.call.kind in BACKWARDS:
+            self.taken_over[place] = (
+                "a derivative of torch.func, whose operations are not measured one by one"
+            )
+            return
         try:
             with torch.no_grad():
                 given = widened((ran.args, ran.kwargs), WIDE)
@@ -112,8 +131,9 @@ class InFloat64(WideForm):
         self.shares.of(key).count += 1
         for low, one, other in made:
             if is_float(low):
-                self.room.take(low)
-                self.shares.add(key, low, one, other)
+                self.shares.room.take(low)
+                with levels_left():
+                    self.shares.add(key, *map(without_levels, (low, one, other)))
 
     def _with_gradient(self, value: Any) -> Any:
         """A tensor that depends on nothing with a gradient, as one that has."""

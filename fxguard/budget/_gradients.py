@@ -53,8 +53,8 @@ def gradients_of(
 
     try:
         _, low = trials.run(trials.low, trials.start(), loss)
-    except UsageError as reason:
-        return Gradients(note=f"no gradients: {reason}")
+    except (UsageError, RuntimeError) as reason:  # as for a value that was written too early
+        return Gradients(note=f"no gradients: {str(reason).splitlines()[0]}")
     graphs.shares.listens = False
     found = torch.autograd.grad(
         number.wide, list(weights.values()), drawn, create_graph=True, allow_unused=True

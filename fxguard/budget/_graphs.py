@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.budget._form import WIDE, ChoosesItself, InFloat64
-from fxguard.budget._room import NoRoom, Room
+from fxguard.budget._room import NoRoom
 from fxguard.budget._shares import Shares
 from fxguard.capture.keeping import numbered
 from fxguard.errors import UsageError
@@ -20,9 +20,13 @@ from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import version_of
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Step
+from fxguard.report.late_progress import LateProgress
 from fxguard.rerun.start import Start
+from fxguard.torch_names import forbid_saved_tensor_hooks
 
-__all__ = ["Given", "Graphs", "Operation"]
+__all__ = ["FORWARD", "Given", "Graphs", "Operation"]
+
+FORWARD = 0.6  # of the time, before backwards
 
 
 class Given(NamedTuple):
@@ -57,6 +61,7 @@ class Graphs:
         shares: gets the own errors.
         tensors: the weights and buffers of the model in its own dtype, by name.
         inputs: each tensor that the forward is given, and the user's original of it.
+        progress: shows how far the runs are.
         chooses: whether a run that chooses for itself is made as well.
 
     Attributes:
@@ -73,11 +78,13 @@ class Graphs:
         tensors: Mapping[str, Tensor],
         inputs: Sequence[tuple[Tensor, Tensor]],
         *,
+        progress: LateProgress,
         chooses: bool = False,
     ) -> None:
         self.shares = shares
         self.tensors = dict(tensors)
-        self.chooses = chooses
+        self.chooses, self.progress = chooses, progress
+        self._ran = 0
         self.leaves: list[Tensor] = []
         self.weights: dict[str, Tensor] = {}  # leaves of weights, by name
         self.forms: list[InFloat64] = []
@@ -85,15 +92,12 @@ class Graphs:
         self.counted = 0
         self.not_judged: dict[str, str] = {}
         self._known: dict[int, _Known] = {}
-        self._open = contextlib.ExitStack()
-        self._may_write = False
-        self._room = Room()
         for number, (low, given) in enumerate(inputs):
             self._enter(Given("input", f"input {number}"), low, given)
 
     def close(self) -> None:
-        """Let go of what the backward needed."""
-        self._open.close()
+        """Show no more progress."""
+        self.progress.end()
 
     def hear(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         """Run a graph again after it has returned."""
@@ -104,16 +108,16 @@ class Graphs:
             v.argument: run.running_name(v.name) for v in run.plan.values if v.role.is_standing
         }
         graph = len(self.forms)
-        form = InFloat64(self.shares, lambda place: (graph, place), self._room)
+        form = InFloat64(self.shares, lambda place: (graph, place), self._went_on)
         self.forms.append(form)
         for step, number in numbered(run.plan):
             operation = Operation(step, run.running_name(step.module), number, graph)
             self.operations[graph, (step.inside, step.node)] = operation
             self.counted += 1
-        self._allow_writes(run)
+        room = self._room_for(run)
         start = Start(run)
         try:
-            with start.begun() as copies, torch.no_grad():
+            with start.begun() as copies, torch.no_grad(), room:
                 known = [self._of(names.get(at), x) for at, x in enumerate(run.args)]
                 others = _seconds(run.args, copies, [each and each.wide for each in known])
                 _, made = start.walk(copies, form, others=list(others))
@@ -134,6 +138,16 @@ class Graphs:
                     output, version_of(output), widened(other, WIDE, differentiable=True), own
                 )
                 self._known[id(output)] = entry
+
+    def _room_for(self, run: GraphRun) -> AbstractContextManager[None]:
+        nodes = [x for x in without_marks(run.graph_module).graph.nodes if x.op.startswith("call")]
+        writes = any(read_node(node, run.graph_module).written for node in nodes)
+        hooks = all(node.target is not forbid_saved_tensor_hooks for node in nodes)
+        return self.shares.room.open(writes=writes, hooks=hooks)
+
+    def _went_on(self) -> None:
+        self._ran += 1
+        self.progress.advance(FORWARD * self._ran / max(self.counted, 1))
 
     def wide_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:
         """What an output of the model is in float64, and in the run that chooses for itself."""
@@ -167,17 +181,6 @@ class Graphs:
                 self.weights[key.name] = leaf
         self._known[id(low)] = _Known(low, version_of(low), leaf, leaf.detach())
         return self._known[id(low)]
-
-    def _allow_writes(self, run: GraphRun) -> None:
-        """From now on, what autograd has saved may be written: it keeps copies of that."""
-        calls = (
-            read_node(node, run.graph_module)
-            for node in without_marks(run.graph_module).graph.nodes
-            if node.op.startswith("call")
-        )
-        if not self._may_write and any(call.written for call in calls):
-            self._may_write = True
-            self._open.enter_context(torch.autograd.graph.allow_mutation_on_saved_tensors())
 
 
 def _seconds(args: Sequence[Any], copies: Sequence[Any], others: Sequence[Any]) -> Iterator[Any]:

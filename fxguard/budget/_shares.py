@@ -10,11 +10,13 @@ One whose elements err in one direction has a bias, ``sum(own * adjoint) ** 2``,
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from fxguard.budget._room import Room
 
 __all__ = ["Origin", "Shares"]
 
@@ -35,16 +37,22 @@ class Origin:
     @property
     def relative(self) -> float:
         """The root mean square of its own error, relative to that of what it made."""
-        return (self.own / self.size) ** 0.5 if self.size else 0.0
+        if not self.size:  # float64 makes zeros
+            return math.inf if self.own else 0.0
+        return math.sqrt(self.own / self.size)
 
     def contributions(self) -> Iterator[float]:
         """The square of what it adds to the error of each projection."""
         for total, squares in zip(self.sums, self.squares, strict=True):
-            yield total**2 if total**2 > BIASED * squares else squares
+            square = total * total  # inf, where a power would raise
+            yield square if square > BIASED * squares else squares
 
 
 class Shares:
     """The own errors of one run, by what they come from.
+
+    Args:
+        room: keeps own errors until the backward.
 
     Attributes:
         origins: by any key, in the order of the run.
@@ -52,7 +60,8 @@ class Shares:
         listens: whether adjoints count. Else they are those of another backward.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
+        self.room = room
         self.origins: dict[Hashable, Origin] = {}
         self.projections = 0
         self.listens = True
@@ -90,7 +99,7 @@ class Shares:
             exact: its result in float64, on the operands that it had in the model.
             wide: its result in the float64 run, which has a gradient.
         """
-        own = low.detach().to(exact.dtype) - exact
+        own = low.detach().to(exact.dtype) - exact.detach()
         origin = self.of(key)
         squares = square_of(own)
         if not math.isfinite(squares):
@@ -104,13 +113,13 @@ class Shares:
         origin.own += squares
         if wide.requires_grad:
             # An error has few digits: half the memory until the backward.
-            kept = own.to(torch.complex64 if own.is_complex() else torch.float32)
+            kept = self.room.keep(own.to(torch.complex64 if own.is_complex() else torch.float32))
             wide.register_hook(lambda adjoint: self._came(origin, kept, adjoint))
 
-    def _came(self, origin: Origin, own: Tensor, adjoint: Tensor | None) -> None:
+    def _came(self, origin: Origin, kept: Callable[[], Tensor], adjoint: Tensor | None) -> None:
         if adjoint is None or not self.listens:  # one of several results, which nobody reads
             return
-        parts = own.to(adjoint.dtype) * adjoint.conj().resolve_conj()
+        parts = kept().to(adjoint.dtype) * adjoint.conj().resolve_conj()
         parts = parts.real if parts.is_complex() else parts
         total, squares = float(parts.sum()), square_of(parts)
         if not math.isfinite(squares):  # as at the root of 0

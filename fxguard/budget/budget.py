@@ -14,9 +14,9 @@ from torch.nn import Module
 from fxguard.budget._fixes import candidates, fix_for
 from fxguard.budget._form import WIDE
 from fxguard.budget._gradients import Gradients, gradients_of
-from fxguard.budget._graphs import Graphs
+from fxguard.budget._graphs import FORWARD, Graphs
 from fxguard.budget._measured import Measured, measured, numbers_of
-from fxguard.budget._room import NoRoom, first_sample
+from fxguard.budget._room import NoRoom, Room, first_sample
 from fxguard.budget._rows import Amplified, choices_of, lines_of
 from fxguard.budget._shares import Shares
 from fxguard.errors import FxguardError, UsageError
@@ -25,6 +25,7 @@ from fxguard.in_dtype.trials import FLOAT8, Trials, pairs_of, tensors_of
 from fxguard.install.instrumented import unwrapped
 from fxguard.measure.at_hand import dtype_named, name_of_dtype
 from fxguard.report.error_budget import ErrorBudget
+from fxguard.report.late_progress import LateProgress
 
 __all__ = ["budget_of_step", "error_budget"]
 
@@ -178,6 +179,7 @@ class _Budget:
     ) -> None:
         self.trials, self.of = trials, of
         self.gradients, self.tries = gradients, tries
+        self.progress = LateProgress(f"fxguard: error budget of {type(trials.model).__name__}")
 
     def made(self) -> ErrorBudget:
         """Run the model, and make the budget."""
@@ -200,18 +202,22 @@ class _Budget:
             The graphs, the number that matters, and how many operations ran between graphs.
         """
         given = self.trials.start()
-        shares = Shares()
+        shares = Shares(Room())
         tensors, pairs = tensors_of(self.trials.model), pairs_of(given, self.trials.given)
-        graphs = Graphs(shares, tensors, pairs, chooses=chooses)
-        output, between = self.trials.heard(given, graphs.hear)
-        if not graphs.counted:
-            name = type(self.trials.model).__name__
-            raise UsageError(
-                f"there is no error budget: TorchDynamo captured no operation of this {name}"
-            )
-        number = measured(output, graphs, self.of)
-        if between:  # the float64 run begins anew behind what ran there
-            number.itself = self._in_float64(number)
+        graphs = Graphs(shares, tensors, pairs, progress=self.progress, chooses=chooses)
+        try:
+            output, between = self.trials.heard(given, graphs.hear)
+            if not graphs.counted:
+                name = type(self.trials.model).__name__
+                raise UsageError(
+                    f"there is no error budget: TorchDynamo captured no operation of this {name}"
+                )
+            number = measured(output, graphs, self.of)
+            if between:  # the float64 run begins anew behind what ran there
+                number.itself = self._in_float64(number)
+        except BaseException:
+            graphs.close()
+            raise
         return graphs, number, between
 
     def _in_float64(self, number: Measured) -> list[Tensor]:
@@ -227,9 +233,15 @@ class _Budget:
         for at, drawn in enumerate(number.projections):
             graphs.shares.begin()
             keeps = self.gradients or at + 1 < len(number.projections)
-            torch.autograd.grad(
-                number.wide, graphs.all_leaves(), drawn, retain_graph=keeps, allow_unused=True
-            )
+            try:
+                torch.autograd.grad(
+                    number.wide, graphs.all_leaves(), drawn, retain_graph=keeps, allow_unused=True
+                )
+            except RuntimeError as error:  # an operation without a derivative
+                reason = str(error).splitlines()[0]
+                raise UsageError(f"there is no error budget: {reason}") from error
+            done = (at + 1) / len(number.projections)
+            self.progress.advance(FORWARD + (1 - FORWARD) * done)
 
     def _budget(self, graphs: Graphs, number: Measured, between: int) -> ErrorBudget:
         shares, trials = graphs.shares, self.trials

@@ -6,11 +6,10 @@ looked at whenever TorchDynamo has traced a module.
 
 from __future__ import annotations
 
-import sys
 import time
 
 from fxguard.batch import active
-from fxguard.report.terminal import Progress, is_terminal, write
+from fxguard.report.late_progress import LateProgress
 
 __all__ = ["capture_begins", "capture_ends", "module_was_traced"]
 
@@ -26,13 +25,11 @@ class Capturing:
     """
 
     def __init__(self, model: str, modules: int) -> None:
-        self.model = model
         self.modules = modules
         self.traced = 0
         self._before = 0.0  # the time that earlier captures have taken
         self._since = time.thread_time()
-        self._line: Progress | None = None  # on the terminal
-        self._is_told = False
+        self._progress = LateProgress(f"fxguard: capturing {model}", AFTER, self._taken)
 
     def goes_on(self) -> None:
         """Called when another capture begins."""
@@ -41,23 +38,15 @@ class Capturing:
     def module_was_traced(self) -> None:
         """Called when TorchDynamo has traced one more module."""
         self.traced += 1
-        if self._before + time.thread_time() - self._since < AFTER:
-            return
-        if self._line is None and is_terminal(sys.stderr):
-            self._line = Progress(sys.stderr, f"fxguard: capturing {self.model}")
-        if self._line is not None:
-            self._line.advance(min(1.0, self.traced / max(self.modules, 1)))
-        elif not self._is_told:
-            text = f"fxguard: capturing {self.model} takes some seconds"
-            write(text, sys.stderr, flush=True)
-        self._is_told = True
+        self._progress.advance(self.traced / max(self.modules, 1))
 
     def ends(self) -> None:
         """Called when a capture has ended."""
-        self._before += time.thread_time() - self._since
-        if self._line is not None:
-            self._line.erase()
-            self._line = None
+        self._before = self._taken()
+        self._progress.end()
+
+    def _taken(self) -> float:
+        return self._before + time.thread_time() - self._since
 
 
 def capture_begins() -> None:

@@ -78,8 +78,10 @@ def widened(values: Any, dtype: torch.dtype, *, differentiable: bool = False) ->
             raise NotJudged(
                 f"no {name_of_dtype(dtype)} kernel for tensors of type {type(x).__name__}"
             )
-        x = x if differentiable else x.detach()
-        return x.to(dtype.to_complex() if x.is_complex() else dtype)
+        x = x if differentiable or not x.requires_grad else x.detach()
+        other = dtype.to_complex() if x.is_complex() else dtype
+        # Inside torch.func, any operation would wrap it in another level.
+        return x if x.dtype == other else x.to(other)
 
     return trees.tree_map_only(Tensor, wide, values)
 

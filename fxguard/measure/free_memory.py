@@ -15,11 +15,13 @@ SMALL = 2**26  # bytes: up to this size, free memory is not checked
 SHARE = 4  # copies may take one part in this many of free memory
 
 MEMORY = Path("/proc/meminfo")
-LIMITS = [  # limit and use of the control group of a container
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+GROUPS = [  # limit and use of the control group of a container, and what the use consists of
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        Path("/sys/fs/cgroup/memory"),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
     ),
 ]
 
@@ -57,7 +59,16 @@ def free_bytes(device: torch.device) -> int | None:
             lines = MEMORY.read_text().splitlines()
             available = next(line for line in lines if line.startswith("MemAvailable:"))
             free.append(int(available.split()[1]) * 1024)
-        for limit, used in LIMITS:
+        for folder, limit, used, of_files in GROUPS:
             with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
-                free.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+                left = int((folder / limit).read_text()) - int((folder / used).read_text())
+                free.append(left + _of_files(folder, of_files))
     return min(free, default=None)
+
+
+def _of_files(group: Path, name: str) -> int:
+    """The bytes of a control group that are copies of files, and are given up when asked for."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = (group / "memory.stat").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+    return 0

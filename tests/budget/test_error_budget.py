@@ -425,21 +425,47 @@ def test_the_model_stays_what_it_is() -> None:
         fxguard.guard_of(model)
 
 
-def test_a_batch_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then its first sample has to do, if that fits."""
+class Field(nn.Module):
+    """A scalar field of points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 16), nn.Linear(16, 1)
+
+    def at(self, point: Tensor) -> Tensor:
+        return self.outer(self.inner(point).tanh()).squeeze(-1)
+
+
+class Mapped(Field):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(self.at, in_dims=1)(x.T)
+
+
+class Descends(Field):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - 0.1 * torch.func.grad(lambda y: self.at(y).square().sum())(x)
+
+
+class Laplacian(Field):
+    def forward(self, x: Tensor) -> Tensor:
+        def laplacian(point: Tensor) -> Tensor:
+            return torch.func.hessian(self.at)(point).diagonal().sum()
+
+        return torch.func.vmap(laplacian)(x) + torch.func.vmap(self.at)(x)
+
+
+@pytest.mark.parametrize("kind", [Mapped, Descends, Laplacian])
+def test_torch_func_in_a_model(kind: type[Field]) -> None:
     torch.manual_seed(0)
-    model, x = Blocks(), torch.randn(4, 8, 32)
-    alone = fxguard.error_budget(model, x[:1], dtype=torch.bfloat16)
-    free = iter([0])
-    monkeypatch.setattr("fxguard.budget._room.STEP", 1)
-    monkeypatch.setattr("fxguard.measure.free_memory.free_bytes", lambda _: next(free, 2**40))
-    budget = fxguard.error_budget(model, x, dtype=torch.bfloat16)
-    said = "of the first sample alone: a batch of 4 does not fit into memory in float64"
-    assert budget.verdict[-1] == said
-    assert budget.error == alone.error
-    monkeypatch.setattr("fxguard.measure.free_memory.free_bytes", lambda _: 0)
-    with pytest.raises(fxguard.FxguardError, match="does not fit into memory"):
-        fxguard.error_budget(model, x[:1], dtype=torch.bfloat16)
+    budget = fxguard.error_budget(kind(), torch.randn(16, 3))
+    assert {"linear", "tanh", "weight"} <= {row.kind for row in budget.rows}
+    if kind is Mapped:
+        assert 0.9 < budget.explained < 1.1
+        assert not budget.not_judged
+    else:  # the derivative is taken as one operation
+        ((name, why),) = budget.not_judged
+        assert name == "_autograd_grad"
+        assert why == "a derivative of torch.func, whose operations are not measured one by one"
 
 
 def test_an_exact_model() -> None:
