@@ -19,6 +19,7 @@ __all__ = ["DIMS_OF_HEADS", "gradient_text", "operands_text"]
 SUMS = frozenset({"cumsum", "mean", "nansum", "sum"})
 LONGEST = 170  # characters
 DIGITS = (4, 8, 10, 12, 17)  # of a number
+_WIDE = "; in float64"  # how the numbers of that begin
 DIMS_OF_HEADS = 4  # samples, heads, and two more
 
 
@@ -29,12 +30,13 @@ READS_ALL = (
 )
 
 
-def operands_text(evidence: Evidence, *, of_heads: bool = False) -> str:
+def operands_text(evidence: Evidence, *, of_heads: bool = False, of_state: str = "") -> str:
     """The operands of an operation at the first bad element of its result, in one line.
 
     Args:
         evidence: the operation, at that element.
         of_heads: whether dimension 1 of its result are the heads of an attention.
+        of_state: with which rounded numbers a run in float64 began, ``from float32 buffers on``.
 
     Example:
         >>> zero = Operand(0.0, 0.0, dtype="float32")
@@ -45,6 +47,8 @@ def operands_text(evidence: Evidence, *, of_heads: bool = False) -> str:
         return ""  # nothing was computed
     place = f"at {list(evidence.index)}: " if evidence.index else ""
     text = place + _expression(evidence) + _in_float64(evidence)
+    if of_state:
+        text = text.replace(_WIDE, f"{_WIDE}, {of_state},")
     tail = _tail(evidence, of_heads=of_heads)
     if len(text) + len(tail) > LONGEST:
         text = text[: LONGEST - len(tail) - 1] + "…"
@@ -128,7 +132,7 @@ def _formula(law: Law, evidence: Evidence) -> str:
     text = law.text.format(*map(_number, operands))
     if not any(_is_another_story(operand, evidence.dtype) for operand in operands):
         return text
-    return f"{text}; in float64 {law.text.format(*map(_wide_number, operands))}"
+    return f"{text}{_WIDE} {law.text.format(*map(_wide_number, operands))}"
 
 
 def _is_backwards(law: Law, operands: Sequence[Operand]) -> bool:

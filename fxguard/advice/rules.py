@@ -43,10 +43,11 @@ from fxguard.source.assigned import statement_at
 from fxguard.source.named import smooths
 from fxguard.source.same_operand import same_operand_at
 
-__all__ = ["ASKS_BACK", "BOUND", "GREW", "MASK", "MASKS", "RULES"]
+__all__ = ["ASKS_BACK", "BOUND", "GREW", "MASK", "MASKS", "REJECT", "RULES"]
 
 MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
 GREW = "look at what its operands grew from"  # how advice begins that a climb makes precise
+REJECT = "reject a proposal"  # how advice begins that a sampler needs
 BOUND = "bound "  # how advice begins that bounds an argument
 ASKS_BACK = ("look at ", BOUND)  # how advice begins that asks for what led there
 MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
@@ -182,7 +183,7 @@ def _is_free(case: Case) -> bool:
 
 RULES = (
     Rule("overflow", None, "advice",
-         "reject a proposal that diverges: take 0 for {name} ({place}) where it is not finite, "
+         REJECT + " that diverges: take 0 for {name} ({place}) where it is not finite, "
          "before anything is adapted to it", _is_of_sampler, words=_acceptance),
     Rule("zero divisor, underflow", _names("div reciprocal"), "advice",
          "stop where `{name}`{made} is 0 throughout, with `{what}` as it was before: {divides} by "

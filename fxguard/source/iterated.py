@@ -51,6 +51,7 @@ class Iterated:
         made_of_it: the variable, and those that the loop computes from it.
         inside: lines of the loop.
         outside: lines of the function around it, that are not in it.
+        apart: those of them that are in no loop around it: where they run, it begins anew.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Iterated:
     made_of_it: frozenset[str]
     inside: frozenset[int]
     outside: frozenset[int]
+    apart: frozenset[int]
 
 
 def iterated_at(source: Source) -> Iterated | None:
@@ -80,9 +82,10 @@ def iterated_at(source: Source) -> Iterated | None:
         "dt"
     """
     scope = function_around(source)
-    loop = _innermost_loop(scope, source.line)
-    if loop is None:
+    loops = _loops_around(scope, source.line)
+    if not loops:
         return None
+    loop = loops[-1]
     assigned = [pair for each in _statements(loop.body) for pair in _assignments(each)]
     reads: dict[str, set[str]] = {}
     for name, value, _ in assigned:
@@ -109,7 +112,8 @@ def iterated_at(source: Source) -> Iterated | None:
         computed_at = next(each for _, found, each in assigned if found is computed)
     anew = values.keys() - carried
     of_it = [found for other, found, _ in assigned if other in made_of_it]
-    inside = frozenset(range(loop.lineno, (loop.end_lineno or loop.lineno) + 1))
+    inside, within = _span(loop), _span(loops[0])
+    lines = _lines(_statements(getattr(scope, "body", [])))
     return Iterated(
         name,
         source_of(statement, source.file),
@@ -126,7 +130,8 @@ def iterated_at(source: Source) -> Iterated | None:
         source_of(computed_at, source.file),
         frozenset(made_of_it),
         inside,
-        _lines(_statements(getattr(scope, "body", []))) - inside,
+        lines - inside,
+        lines - within,
     )
 
 
@@ -162,15 +167,20 @@ def _made_of(name: str, reads: Mapping[str, set[str]]) -> set[str]:
     return {x for x in reads if name in _behind([x], reads)} | {name}
 
 
-def _innermost_loop(scope: ast.AST, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
-    found = None
+def _span(loop: ast.stmt) -> frozenset[int]:
+    return frozenset(range(loop.lineno, (loop.end_lineno or loop.lineno) + 1))
+
+
+def _loops_around(scope: ast.AST, line: int) -> list[ast.For | ast.AsyncFor | ast.While]:
+    """The loops of a function that a line is in, the innermost one last."""
+    found = []
     todo = list(ast.iter_child_nodes(scope))
     while todo:
         node = todo.pop()
         if isinstance(node, _SCOPES) or not holds(node, line):
             continue
         if isinstance(node, _LOOPS) and any(holds(each, line) for each in node.body):
-            found = node
+            found.append(node)
         todo += ast.iter_child_nodes(node)
     return found
 

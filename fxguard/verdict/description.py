@@ -16,7 +16,7 @@ from fxguard.advice.fixes import MOST_FIXES, fixes_for
 from fxguard.advice.given import fixes_of_entry, fixes_of_given
 from fxguard.advice.operands import DIMS_OF_HEADS, operands_text
 from fxguard.advice.positive import made_at
-from fxguard.advice.rules import ASKS_BACK, BOUND, GREW
+from fxguard.advice.rules import ASKS_BACK, BOUND, GREW, REJECT
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import words_for
 from fxguard.batch.dataflow import DataFlow
@@ -266,10 +266,27 @@ class Description:
         evidence = self.opinion.evidence(blame)
         if evidence is not None:
             of_heads = evidence.dims == DIMS_OF_HEADS and or_else(False, self.is_of_heads, blame)
-            return or_else("", functools.partial(operands_text, of_heads=of_heads), evidence)
+            of_state = or_else("", self.of_state, blame)
+            told = functools.partial(operands_text, of_heads=of_heads, of_state=of_state)
+            return or_else("", told, evidence)
         reason = self.opinion.no_cause(blame)
         is_known = self.opinion.deduced(blame) is not None  # by magnitudes alone
         return (NO_ELEMENTS if is_known else NO_CAUSE) + reason if reason else ""
+
+    def of_state(self, blame: Blame) -> str:
+        """``from float32 buffers on``, if an origin is of what earlier batches have left there."""
+        flow, left = self.flow, self.judgment.left_before
+        makers = {value: step for step in flow.steps for value in step.outputs}
+        todo, seen = [blame.value], {blame.value}
+        while todo:
+            value = todo.pop()
+            dtype, role = flow.values[value].dtype, flow.values[value].role
+            if value in left and role is Role.BUFFER and dtype in (*HALVES, "float32"):
+                return f"from {dtype} buffers on"
+            step = makers.get(value)
+            todo += [] if step is None else [each for each in step.inputs if each not in seen]
+            seen.update(todo)
+        return ""
 
     def fixes_of_given(self, blame: Blame, detail: Detail, origin: Origin) -> tuple[Fix, ...]:
         """What to do about a value with these details that was already bad."""
@@ -315,7 +332,8 @@ class Description:
             updates = or_else(nothing, fixes_of_updates, *given)
             updates = updates or or_else(nothing, fixes_of_turns, *given)
             if updates:
-                return (*updates, *fixes)[:MOST_FIXES]
+                first = 1 if fixes and fixes[0].text.startswith(REJECT) else 0
+                return (*fixes[:first], *updates, *fixes[first:])[:MOST_FIXES]
         if fixes and fixes[0].text.startswith(ASKS_BACK):
             causes = or_else(
                 nothing, fixes_of_growth, self.flow, blame, self.step.before, self.columns

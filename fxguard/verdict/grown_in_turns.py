@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fxguard.advice.iterated import fix_of_turns
 from fxguard.batch.dataflow import DataFlow
@@ -97,6 +98,7 @@ class _Chain:
         self.found = found
         self.places = {x: i for i, step in enumerate(flow.steps) for x in step.outputs}
         self.steps = flow.steps
+        self.begins = [i for i, step in enumerate(flow.steps) if self._is_at(step, found.apart)]
         self.made: dict[int, int | None] = {}
         makers = {value: step for step in flow.steps for value in step.outputs}
         reading = _Reading(makers, found)
@@ -123,23 +125,27 @@ class _Chain:
                 held.append(first)
         return held[::-1]
 
+    def _is_at(self, step: Step, lines: Collection[int]) -> bool:
+        source = step.source
+        is_of_file = source is not None and source.file == self.found.source.file
+        return is_of_file and source is not None and source.line in lines
+
     def is_of_earlier_turn(self, value: int) -> bool:
         """Whether the loop made a value whose operands are not known any more."""
         step = self.steps[self.places[value]] if value in self.places else None
-        at = None if step is None or step.inputs else step.source
-        is_of_file = at is not None and at.file == self.found.source.file
-        return is_of_file and at is not None and at.line in self.found.inside
+        is_anew = step is not None and not step.inputs
+        return is_anew and step is not None and self._is_at(step, self.found.inside)
 
     def _turn_behind(self, value: int) -> int | None:
         """What the turn before made of it, of which the loop computed a value."""
         todo = [self.places[value]] if value in self.places else []
-        seen = set(todo)
+        seen, last = set(todo), max(todo, default=0)
         while todo:
             step = self.steps[place := max(todo)]
             todo.remove(place)
             for each in step.inputs:
                 if each in self.made:
-                    return each
+                    return each if self._is_of_one_run(self.places[each], last) else None
                 behind = self.places.get(each)
                 if behind is not None and behind not in seen and self._is_in_turn(behind):
                     todo.append(behind)
@@ -147,9 +153,12 @@ class _Chain:
         return None
 
     def _is_in_turn(self, place: int) -> bool:
-        source = self.steps[place].source
-        is_of_file = source is not None and source.file == self.found.source.file
-        return not (is_of_file and source is not None and source.line in self.found.outside)
+        return not self._is_at(self.steps[place], self.found.outside)
+
+    def _is_of_one_run(self, one: int, other: int) -> bool:
+        """Whether the loop has not begun anew between two turns, as in another call."""
+        at = bisect.bisect(self.begins, one)
+        return at == len(self.begins) or self.begins[at] > other
 
 
 class _Reading:
