@@ -20,6 +20,7 @@ from fxguard.budget._room import NoRoom, Room, first_sample
 from fxguard.budget._rows import Amplified, choices_of, lines_of
 from fxguard.budget._shares import Shares
 from fxguard.errors import FxguardError, UsageError
+from fxguard.forgiving import theirs
 from fxguard.graph.wide_form import NotJudged, widened
 from fxguard.in_dtype.trials import FLOAT8, Trials, pairs_of, tensors_of
 from fxguard.install.instrumented import unwrapped
@@ -69,8 +70,9 @@ def error_budget(
 
     Returns:
         The budget: :attr:`~fxguard.types.ErrorBudget.error`, and rows with the largest share first.
-        All values of the float64 run stay in memory until it is made, as for a backward. Where they
-        do not fit, the budget is that of the first sample of the batch, and says so.
+        All values of the float64 run are kept until it is made, as for a backward: in files where
+        memory is short. Where neither does, the budget is that of the first sample of the batch,
+        and says so.
 
     Raises:
         FxguardError: when the model does not run in the dtype, when nothing of it was captured, and
@@ -133,6 +135,23 @@ def budget_of(trials: Trials) -> ErrorBudget | None:
         return _Budget(trials, None, gradients=False, tries=False).made()
     except (FxguardError, NotJudged):
         return None
+
+
+def budget_as_it_is(
+    model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ErrorBudget | None:
+    """The budget of the output of a model in its own dtype, without a fix; None if there is none.
+
+    Args:
+        model: any one; a copy of it runs.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    try:
+        trials = Trials(unwrapped(model), args, kwargs, None)
+    except theirs():  # a copy cannot be made
+        return None
+    return budget_of(trials)
 
 
 def worth_keeping(trials: Trials) -> list[list[tuple[str, str, int]]]:
@@ -246,7 +265,8 @@ class _Budget:
     def _budget(self, graphs: Graphs, number: Measured, between: int) -> ErrorBudget:
         shares, trials = graphs.shares, self.trials
         self.differentiate(graphs, number)
-        predicted, true = shares.predicted(), number.true_errors()
+        predicted = _root_mean_square(shares.predicted())
+        true = _root_mean_square(number.true_errors())
         amplified = Amplified(shares, graphs, number.size)
         lines = lines_of(shares, graphs)
         rows = tuple(line.row(amplified) for line in lines if line.share)
@@ -264,7 +284,7 @@ class _Budget:
             number.error,
             trials.unit,
             rows,
-            _root_mean_square(predicted) / _root_mean_square(true) if any(true) else math.nan,
+            predicted / true if true else math.nan,
             graphs.counted,
             tuple(choices_of(graphs)),
             tuple(graphs.not_judged.items()),

@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.batch.assemble import assemble
+from fxguard.budget.budget import budget_as_it_is
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
 from fxguard.guard.guard import GuardedModel
 from fxguard.records import Range
+from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.errors import NumericsError
+from fxguard.report.in_words import percent
 from fxguard.testing import settings
-from fxguard.testing.watch import Model, as_call, watch
+from fxguard.testing.watch import Model, as_call, as_module, watch
 
 __all__ = ["check_profile"]
 
-FIRST_LINE = "# fxguard profile 1"
+FIRST_LINE = "# fxguard profile 2"
 NOT_CHECKED = "# not checked: "
+OFF = "# error of the output: "
+UNKNOWN = "not known"
+ROWS = 3  # of an error budget, where the output has got worse
 COLUMNS = "#  abs min   abs max   over  under  dtype     operation"
 
 
@@ -56,9 +62,12 @@ class Profile:
 
     lines: tuple[Headroom, ...]
     unchecked: int  # operations that no check reached
+    error: float | None = None  # of the output, against float64; None if that is not known
+    budget: ErrorBudget | None = None  # where it comes from; not in the file
 
     def __str__(self) -> str:
-        head = [FIRST_LINE, f"{NOT_CHECKED}{self.unchecked}", COLUMNS]
+        off = UNKNOWN if self.error is None else f"{self.error:.2e}"
+        head = [FIRST_LINE, f"{NOT_CHECKED}{self.unchecked}", f"{OFF}{off}", COLUMNS]
         return "\n".join([*head, *map(str, self.lines), ""])
 
     @classmethod
@@ -69,19 +78,26 @@ class Profile:
             FxguardError: when it is not a profile.
         """
         try:
-            first, second, _, *lines = path.read_text(encoding="utf-8").splitlines()
+            first, second, third, _, *lines = path.read_text(encoding="utf-8").splitlines()
             if first != FIRST_LINE:
                 raise ValueError(f"it begins with {first[:40]!r}")
             unchecked = int(second.removeprefix(NOT_CHECKED))
-            return cls(tuple(map(Headroom.of_line, lines)), unchecked)
+            off = third.removeprefix(OFF)
+            error = None if off == UNKNOWN else float(off)
+            return cls(tuple(map(Headroom.of_line, lines)), unchecked, error)
         except ValueError as error:
             raise UsageError(
                 f"{path} is not a profile of this version of fxguard: {error}"
             ) from error
 
     @classmethod
-    def of_last_batch(cls, guard: GuardedModel) -> Profile:
-        """The profile of the last batch of a guard."""
+    def of_last_batch(cls, guard: GuardedModel, budget: ErrorBudget | None) -> Profile:
+        """The profile of the last batch of a guard.
+
+        Args:
+            guard: of the model.
+            budget: of the model with the same inputs; None if there is none.
+        """
         batch = guard.recorder.last_batch
         assert batch is not None
         if batch.postponed:
@@ -101,7 +117,9 @@ class Profile:
             count[name] += 1
             numbered = name if count[name] == 1 else f"{name} #{count[name]}"
             found.append(headroom(numbered, ranges[0][0], [stat for _, stat in ranges]))
-        return cls(tuple(found), sum(n for plan in guard.plans for _, n in plan.unchecked))
+        unchecked = sum(n for plan in guard.plans for _, n in plan.unchecked)
+        error = None if budget is None or math.isnan(budget.error) else budget.error
+        return cls(tuple(found), unchecked, error, budget)
 
 
 def headroom(operation: str, dtype: str, made: Sequence[Range]) -> Headroom:
@@ -140,6 +158,19 @@ def losses(before: Profile, now: Profile, bits: float) -> Iterator[str]:
             yield f"  {new.operation}: is new, and made {new.abs_max:g}"
     if now.unchecked > before.unchecked:
         yield f"  {now.unchecked} operations are not checked, {before.unchecked} before"
+    yield from _lost_digits(before.error, now, bits)
+
+
+def _lost_digits(before: float | None, now: Profile, bits: float) -> Iterator[str]:
+    """How much worse the output is, and which lines that comes from."""
+    if before is None:
+        return
+    if now.error is None or now.budget is None:
+        yield f"  the error of the output is not known, and was {percent(before)}"
+    elif now.error > before * 2**bits and not now.budget.is_rounding:
+        size = "not finite" if now.error == math.inf else f"{percent(now.error)} off"
+        yield f"  the output is {size}, and was {percent(before)} off:"
+        yield from (f"    {row}" for row in now.budget.rows[:ROWS])
 
 
 def check_profile(
@@ -152,18 +183,23 @@ def check_profile(
     normal number (``under``), the dtype and the operation. Numbers are rounded to three digits and
     a tenth of a bit: differences between machines and versions of torch are far below one bit.
 
+    Above them stands how far the output is from a run in float64, as
+    :func:`fxguard.error_budget` measures it.
+
     Args:
         model: any module, or a function of tensors, in the mode it is to be checked in.
         inputs: one batch: a dict is passed by name, a tuple or list by position.
         path: path of the file. Keep it under version control.
-        bits: how much of its headroom an operation may lose.
+        bits: how much of its headroom an operation may lose, and how much the error of the output
+            may grow. An error of four units of roundoff is any output's, and may always be.
         update: write the file instead of reading it; the default is pytest's option
             ``--fxguard-update``.
 
     Raises:
         NumericsError: an ``AssertionError``, when an operation has lost more than ``bits`` of
-            headroom, newly makes bad values, or is no longer there or no longer checked; and when
-            there is no such file.
+            headroom, newly makes bad values, or is no longer there or no longer checked; when the
+            output has lost digits, with the lines that this comes from; and when there is no such
+            file.
         FxguardError: when the file is not a profile.
 
     Example:
@@ -171,8 +207,9 @@ def check_profile(
     """
     __tracebackhide__ = True
     args, kwargs = as_call(inputs)
+    budget = budget_as_it_is(as_module(model), args, kwargs)
     outcome = watch(model, args, kwargs)
-    now = Profile.of_last_batch(outcome.guard)
+    now = Profile.of_last_batch(outcome.guard, budget)
     path = Path(path)
     if settings.update if update is None else update:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ import torch
 from fxguard.comparison.elements import Deviation
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.report.display import SHOWN, Display, Displayed
+from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.error_chart import Point, chart, number
 from fxguard.report.plain_page import paragraph, plain_page, section, table
 from fxguard.report.strict_json import plain_data, recorded, strict_json
 
 __all__ = ["Deviation", "Stability"]
 
+ROWS = 3  # of an error budget
 HEADERS = ("operation", "error", "error of its operands", "line")
 HOW_TO_READ = (
     "The error of an operation is the largest difference of an element of its result from the same "
@@ -39,6 +42,7 @@ class Stability(Displayed):
     # Differentiable operations whose backward was not compared: no gradient reached them, or they
     # run inside torch.func.
     without_gradient: int = 0
+    budget: ErrorBudget | None = None  # of the output, where it is not stable
 
     def __bool__(self) -> bool:
         return self.first is None
@@ -75,6 +79,9 @@ class Stability(Displayed):
                 text += f"\n  {self.first.source}"
         else:
             text = f"stable in {names[0]}, against {names[1]}: the worst is {self.worst}"
+        if self.budget is not None and math.isfinite(self.budget.error):
+            # "  float16 changes the output by 3 %: ..."
+            text += "".join(f"\n  {line}" for line in self.budget.verdict[: 1 + ROWS])
         return f"{text}\n  tolerance {self.tolerance:.2g}; {counted}"
 
     __repr__ = __str__  # what pytest shows of `assert numerically_stable(...)`
@@ -90,6 +97,7 @@ class Stability(Displayed):
             **plain_data(self),
             "dtype": name_of_dtype(self.dtype),
             "reference": name_of_dtype(self.reference),
+            "budget": None if self.budget is None else self.budget.to_dict(),
             "stable": bool(self),
             "first": None if self.first is None else plain_data(self.first),
             "verdict": self.verdict,

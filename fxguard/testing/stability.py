@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fxguard import trees
+from fxguard.budget.budget import budget_as_it_is
 from fxguard.comparison.two_dtypes import TwoDtypes
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import converted, is_float
@@ -70,7 +72,9 @@ def numerically_stable(
         kwargs: keyword arguments of the model.
 
     Returns:
-        A result that is True or False, and as text the first operation whose error is larger.
+        A result that is True or False, and as text the first operation whose error is larger. If
+        it is False and the reference is float64, it has the error budget of the output too: how far
+        off that is, and which lines this comes from.
 
     Raises:
         FxguardError: when nothing could be compared, or the reference is not more precise. With
@@ -89,20 +93,18 @@ def numerically_stable(
     dtype, reference = dtype_named(dtype), dtype_named(reference)
     if not torch.finfo(reference).eps < torch.finfo(dtype).eps:
         raise UsageError(f"{reference} is not more precise than {dtype}")
-    tested = copy.deepcopy(unwrapped(as_module(model))).to(dtype)
-    if find_guard(tested) is not None:
-        remove(tested)
+    tested = _in_dtype(model, dtype)
     found = TwoDtypes(reference, gradients=gradients)
     options = Options(on_detect=lambda report: None, backward=False)
     guard = GuardedModel(tested, options, Plugins(hear=found.hear))
     guard.install()
     with torch.set_grad_enabled(gradients):
-        args, kwargs = trees.tree_map(
+        args, named = trees.tree_map(
             # Clones are not leaves, so the model may write them.
             lambda x: x.requires_grad_(gradients).clone() if is_float(x) else x,
             converted((inputs, kwargs), dtype),
         )
-        output = tested(*args, **kwargs)
+        output = tested(*args, **named)
         if not found.deviations():
             raise UsageError(
                 "there is nothing to compare: TorchDynamo captured no operation of this "
@@ -122,6 +124,17 @@ def numerically_stable(
         found.taken_over,
         found.without_gradient,
     )
+    if not told and reference == torch.float64:
+        args, named = converted((inputs, kwargs), dtype)
+        told = replace(told, budget=budget_as_it_is(_in_dtype(model, dtype), args, named))
     if between or found.without_kernel:
         warnings.warn(f"not every operation was compared: {told}", RuntimeWarning, stacklevel=2)
     return told
+
+
+def _in_dtype(model: Model, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy of a model in a dtype, without a guard."""
+    copied = copy.deepcopy(unwrapped(as_module(model))).to(dtype)
+    if find_guard(copied) is not None:
+        remove(copied)
+    return copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,9 @@ def test_the_file(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "net.txt"
     check_profile(Net(), X, file, update=True)
     assert file.read_text() == (
-        "# fxguard profile 1\n"
+        "# fxguard profile 2\n"
         "# not checked: 0\n"
+        "# error of the output: 3.62e-110\n"  # of e^-252, of which float16 makes 0
         "#  abs min   abs max   over  under  dtype     operation\n"
         "  1.00e+00  1.60e+01   12.0   18.0  float16   mul\n"
         "  1.00e+00  2.56e+02    8.0   22.0  float16   mul #2\n"
@@ -91,6 +93,56 @@ def test_what_may_change(tmp_path: Path) -> None:
         check_profile(Net(factor=1.4), X, file, bits=0.1)
 
 
+class Positions(nn.Module):
+    """Adds phases, of positions in one dtype or another."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        position = torch.arange(x.shape[-1], dtype=self.dtype)
+        return x + (position * 1.5).cos().to(x.dtype)
+
+
+def test_lost_digits(tmp_path: Path) -> None:
+    """The headroom is the same; the output is not, and the line that it comes from is named."""
+    file, x = tmp_path / "net.txt", torch.rand(2, 600).bfloat16()
+    check_profile(Positions(torch.float32), x, file, update=True)
+    before = float(file.read_text().splitlines()[2].removeprefix("# error of the output: "))
+    assert 0 < before < torch.finfo(torch.bfloat16).eps
+    check_profile(Positions(torch.float32), x, file)
+    file.write_text(file.read_text().replace("bfloat16  to", "bfloat16  add #3"))
+    with pytest.raises(NumericsError) as caught:
+        check_profile(Positions(torch.bfloat16), x, file, bits=4)
+    said = str(caught.value)
+    assert re.search(r"the output is \d+ % off, and was 0\.\d+ % off:\n +\d+ %  arange ", said)
+
+
+def test_the_error_of_an_output_may_be_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "net.txt"
+    check_profile(Net(), X / 9, file, update=True)
+    monkeypatch.setattr("fxguard.testing.profile.budget_as_it_is", lambda *given: None)
+    with pytest.raises(NumericsError, match=r"error of the output is not known, and was \d"):
+        check_profile(Net(), X / 9, file)
+    check_profile(Net(), X / 9, file, update=True)
+    assert "# error of the output: not known\n" in file.read_text()
+    check_profile(Net(), X / 9, file)
+    monkeypatch.undo()
+    check_profile(Net(), X / 9, file)
+
+
+def test_roundings_may_change(tmp_path: Path) -> None:
+    """An error of some roundings says nothing, however small it was."""
+    file = tmp_path / "net.txt"
+    check_profile(Net(), X / 3, file, update=True)
+    text = file.read_text()
+    file.write_text(re.sub("(output: ).*", r"\g<1>1e-9", text))
+    check_profile(Net(), X / 3, file)
+
+
 def test_a_mask_stays_a_mask(tmp_path: Path) -> None:
     """An infinity that was there when the file was written is nothing new; elsewhere it is."""
     file = tmp_path / "net.txt"
@@ -126,11 +178,12 @@ def test_no_file(tmp_path: Path) -> None:
     [
         "",
         "hello\nworld\n!\n",
-        "# fxguard profile 2\n# not checked: 0\n#\n",
-        "# fxguard profile 1\n# not checked: x\n#\n",
-        "# fxguard profile 1\n# not checked: 0\n#\n1 2 3\n",
-        "# fxguard profile 1\n# not checked: 0\n#\n1 2 3 float16 mul\n",
-        "# fxguard profile 1\n# not checked: 0\n#\n<<<<<<< HEAD and some more words\n",
+        "# fxguard profile 1\n# not checked: 0\n#\n",
+        "# fxguard profile 2\n# not checked: x\n# error of the output: 0.0\n#\n",
+        "# fxguard profile 2\n# not checked: 0\n# error of the output: x\n#\n",
+        "# fxguard profile 2\n# not checked: 0\n# error of the output: 0.0\n#\n1 2 3\n",
+        "# fxguard profile 2\n# not checked: 0\n# error of the output: 0.0\n#\n1 2 3 float16 mul\n",
+        "# fxguard profile 2\n# not checked: 0\n# error of the output: 0\n#\n<<<<<<< HEAD and on\n",
     ],
 )
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:

@@ -37,6 +37,33 @@ def test_cancellation_is_named() -> None:
     assert numerically_stable(two_pass_variance, X + 100, dtype=torch.float32)
 
 
+def phases(x: Tensor) -> Tensor:
+    position = torch.arange(x.shape[-1], dtype=x.dtype)
+    return x + (position * 1.5).cos()
+
+
+def test_where_the_digits_went_is_said() -> None:
+    """The cosine shows the error first; the positions, which are all right, are its cause."""
+    found = numerically_stable(phases, torch.rand(2, 600), dtype=torch.bfloat16)
+    assert not found
+    assert found.first is not None
+    assert found.first.title == "cos"
+    assert found.budget is not None
+    assert found.budget.rows[0].kind == "arange"
+    of_inputs = {row.kind for row in found.budget.rows} & {"weight", "input"}
+    assert not of_inputs  # the reference begins with rounded ones
+    lines = str(found).splitlines()
+    assert lines[2].startswith("  bfloat16 changes the output by ")
+    assert "arange test_stability.py:" in lines[3]
+    assert found.to_dict()["budget"]["verdict"] == found.budget.verdict
+
+
+def test_a_budget_is_asked_for_what_is_not_stable_against_float64() -> None:
+    assert numerically_stable(two_pass_variance, X).budget is None
+    found = numerically_stable(phases, X, dtype=torch.bfloat16, reference=torch.float32)
+    assert found.budget is None
+
+
 def test_errors_are_those_of_the_definition() -> None:
     """``max |x - reference| / max |reference|``, from the rounded input on."""
     [found] = numerically_stable(torch.exp, X, dtype="bf16", reference="float64").deviations
