@@ -1,0 +1,51 @@
+"""A series: one number that is measured in every step of a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Kind", "Row", "Series"]
+
+Kind = Literal[
+    "input",  # of the model: its largest magnitude, mean, share of zeros, distinct integers
+    "target",  # what the loss reads beside the model's outputs, likewise
+    "operation",  # of the forward or the loss: smallest and largest magnitude of what it made
+    "loss",  # the root of a backward
+    "backward",  # of the gradients of an operation
+    "gradient",  # of one weight, as the optimizer's step reads it: its norm
+    "setting",  # of an optimizer: its learning rate
+    "state",  # the largest magnitude of a state of an optimizer
+    "step",  # how much the optimizer's step changes a weight, relative to its norm
+    "weight",  # its norm when the step begins
+    "drift",  # how much something else than the step has changed it since the last step
+    "time",  # seconds
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What is measured.
+
+    Within a step, series stand in the order of execution: inputs, operations of the forward,
+    targets and operations of the loss, the loss, gradients, the optimizer's settings and states,
+    steps and weights.
+    """
+
+    name: (
+        str  # unique in a run, the same in a resumed one: "operation blocks.0 matmul gpt.py:31 #2"
+    )
+    kind: Kind
+    what: str  # as an event names it: "blocks.0 matmul", "blocks.0.qkv.weight", "input 0"
+    source: str = ""  # "gpt.py:31"
+    order: int = 0  # position in the order of execution
+    detail: str = ""  # of inputs and targets: "mean", "share of zeros", "distinct"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The numbers of one step; NaN where a series was not measured."""
+
+    step: int
+    low: list[float]  # by the position of the series in the order of their registration
+    high: list[float]  # equal to `low` where there is one number
