@@ -12,7 +12,11 @@ from setuptools import Extension, setup
 NATIVE = Extension(
     "fxguard.measure._native",
     ["fxguard/measure/_native.c"],
-    depends=["fxguard/measure/_operations.h", "fxguard/measure/_losses.h"],  # which it includes
+    depends=[  # which it includes
+        "fxguard/measure/_operations.h",
+        "fxguard/measure/_losses.h",
+        "fxguard/measure/_norms.h",
+    ],
     extra_compile_args=["-O3", "-g0"],  # at -O2 gcc does not vectorize its loops
     py_limited_api=True,
     optional=True,  # where there is no compiler fxguard is installed without it

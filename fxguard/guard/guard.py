@@ -157,6 +157,8 @@ class GuardedModel(Guard):
         self.captures.clear()
         self.stop_listening()
         self.stop_watching_steps()
+        for listener in self.recorder.listeners:
+            listener.closes()
 
     def keep(self, keeping: Keeping) -> None:
         """Keep operations in float32 from now on, even after the guard is removed."""

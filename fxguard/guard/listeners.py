@@ -133,6 +133,9 @@ class Listener:
             frames: makes the frames of the step.
         """
 
+    def closes(self) -> None:
+        """Called when the model is no longer guarded, and when the process ends."""
+
     def coverage(self) -> str:
         """Text, to end the line, on what the tool could not judge; "" for nothing."""
         return ""

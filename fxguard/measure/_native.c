@@ -15,6 +15,7 @@
 #include <Python.h>
 
 #include <float.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -374,6 +375,8 @@ static int range_in(const DLTensor *tensor, double *low, double *high) {
     *high = kind->number_of(found.high);
     return 1;
 }
+
+#include "_norms.h"
 
 /* The same of what the exchange gives of an object. Leaves no error. */
 static int find_range(PyObject *object, double *low, double *high) {
@@ -813,6 +816,7 @@ static PyMethodDef METHODS[] = {
     {"all_finite", all_finite, METH_O, all_finite_doc},
     {"versions_of", versions_of, METH_O, versions_of_doc},
     {"are_finite", are_finite, METH_O, are_finite_doc},
+    {"norms", norms, METH_VARARGS, norms_doc},
     {"state_of", state_of, METH_O, state_of_doc},
     {"any_filled", any_filled, METH_VARARGS, any_filled_doc},
     {"all_hooked", all_hooked, METH_VARARGS, all_hooked_doc},

@@ -32,6 +32,7 @@ __all__ = [
     "is_dense",
     "is_observed",
     "launch",
+    "norms",
     "packed",
     "reading_dense_or",
     "reading_or",
@@ -92,6 +93,10 @@ class _NotBuilt:
     @staticmethod
     def are_finite(tensors: object) -> bool:
         return False
+
+    @staticmethod
+    def norms(tensors: object, copies: object) -> None:
+        return None
 
     @staticmethod
     def reading_or(otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -161,6 +166,11 @@ reading_dense_or = getattr(_functions, "reading_dense_or", _functions.reading_or
 # is above 0 and below this one, in this run. It says no where C cannot read the tensor.
 below: Callable[[list[tuple[int, float]], Callable[[], int]], Callable[[Any], bool]]
 below = getattr(_functions, "below", _NotBuilt.below)
+
+# The Euclidean norm of each tensor of a tuple; given a tuple of copies, of each tensor minus its
+# copy, which then becomes the tensor. None, with nothing written, where C cannot read one of them.
+norms: Callable[[tuple[Tensor, ...], tuple[Tensor, ...] | None], list[float] | None]
+norms = getattr(_functions, "norms", _NotBuilt.norms)
 
 # The numbers of a list of such pairs as doubles, or None if it holds anything else.
 packed: Callable[[object], bytearray | None] = _functions.packed

@@ -21,6 +21,17 @@ CAUSES: tuple[Cause, ...] = (
     "unknown",
 )
 
+WORDS: dict[Cause, str] = {
+    "data": "the data changed: {}",
+    "weights": "{} was written by something else than the optimizer",
+    "step": "{} changed",
+    "gradient": "the gradient of {} changed, and the forward before it had not",
+    "operation": "{} changed, and what it reads had not",
+    "growth": "{} grows",
+    "machine": "{}: the same run gives other numbers",
+    "unknown": "{} jumped, and nothing that is measured had changed before",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -34,6 +45,28 @@ class Event:
     lead: int = 0  # steps before the loss moved
     evidence: tuple[str, ...] = ()  # sentences with numbers
     tried: tuple[str, ...] = ()  # reruns, and what they gave; or why none was made
+
+    def __str__(self) -> str:
+        return self.headline
+
+    @property
+    def headline(self) -> str:
+        """What happened, in one line.
+
+        Example:
+            >>> event.headline
+            'step 300: blocks.2.norm.weight was written by something else than the optimizer'
+        """
+        where = f" ({self.source})" if self.source else ""
+        line = f"step {self.step}: {WORDS[self.cause].format(self.what + where)}"
+        if self.lead > 0:
+            line += f"; the loss moved {self.lead} step{'s' * (self.lead > 1)} later"
+        return line
+
+    @property
+    def verdict(self) -> list[str]:
+        """The headline, the evidence and what was tried, in lines."""
+        return [self.headline, *(f"  {line}" for line in (*self.evidence, *self.tried))]
 
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data."""

@@ -1,0 +1,61 @@
+"""The tensors that backwards begin with, seen as long as somebody keeps a history."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard import trees
+from fxguard.install.while_needed import WhileNeeded
+from fxguard.source.lines import Place, calling_line
+
+__all__ = ["Hears", "hear_of_backwards"]
+
+Hears = Callable[[list[Tensor], Place | None], object]  # given the roots, and the line
+
+_hearers: list[weakref.WeakMethod[Hears]] = []
+
+
+def hear_of_backwards(hearer: Hears) -> Callable[[], None]:
+    """Let a method hear of each backward before it runs; the result ends this."""
+    reference = weakref.WeakMethod(hearer)
+    _hearers.append(reference)
+    _change.begin()
+
+    def end() -> None:
+        if reference in _hearers:
+            _hearers.remove(reference)
+            _change.end()
+
+    return end
+
+
+def _stand_in() -> Callable[[], None]:
+    torchs = torch.autograd.backward
+
+    @functools.wraps(torchs)
+    @torch.compiler.disable
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = [x for x in trees.tree_leaves(tensors) if isinstance(x, Tensor)]
+        place = calling_line()
+        for reference in tuple(_hearers):
+            hearer = reference()
+            if hearer is not None:
+                hearer(roots, place)
+        return torchs(tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+
+    def take_away() -> None:
+        if torch.autograd.backward is backward:  # else another tool's function calls ours
+            torch.autograd.backward = torchs
+
+    return take_away
+
+
+_change = WhileNeeded(_stand_in)

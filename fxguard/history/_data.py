@@ -1,0 +1,78 @@
+"""What a model and its loss are given, as series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard import trees
+from fxguard.history._open_step import OpenStep
+from fxguard.history._series import Kind
+from fxguard.measure.at_hand import has_memory, own_arithmetic
+
+__all__ = ["note_data", "note_inputs", "targets_of"]
+
+MOST = 2**16  # elements that are looked at, evenly spread
+NODES = 256  # of autograd, from a loss on
+TARGET = "_saved_target"  # where the nodes of torch's losses keep what they compare with
+
+
+def note_inputs(
+    step: OpenStep, names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Add the tensors that a model is called with.
+
+    Args:
+        step: the step that runs.
+        names: of its positional arguments.
+        args: the arguments.
+        kwargs: likewise.
+    """
+    named = [(names[i] if i < len(names) else str(i), x) for i, x in enumerate(args)]
+    for name, value in (*named, *kwargs.items()):
+        for i, x in enumerate(x for x in trees.tree_leaves(value) if isinstance(x, Tensor)):
+            note_data(step, "input", f"input {name}{f'[{i}]' * (i > 0)}", x)
+
+
+def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
+    """Add a tensor: its largest magnitude, its mean, its share of zeros, its distinct integers."""
+    if type(given) is not Tensor or not has_memory(given) or not given.numel():
+        return
+    with own_arithmetic():
+        sample = _sample(given.detach())
+        if sample.is_complex():
+            sample = torch.view_as_real(sample).reshape(-1)
+        numbers = sample.float() if sample.dtype != torch.float64 else sample
+        found = {
+            "largest": numbers.abs().amax(),
+            "mean": numbers.mean(),
+            "share of zeros": (numbers == 0).float().mean(),
+        }
+        if not given.is_floating_point() and not given.is_complex():
+            distinct = len(torch.unique(sample))
+            found["distinct"] = torch.tensor(float(distinct), device=given.device)
+        for detail, number in found.items():
+            step.later(step.series(kind, what, detail=detail), number)
+
+
+def _sample(x: Tensor) -> Tensor:
+    flat = x.reshape(-1)
+    return flat[:: -(-flat.numel() // MOST)]
+
+
+def targets_of(root: Tensor) -> list[Tensor]:
+    """What losses of torch behind a root compare the model's outputs with."""
+    todo, seen, found = [root.grad_fn], set[Any](), list[Tensor]()
+    while todo and len(seen) < NODES:
+        node = todo.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        target = getattr(node, TARGET, None) if hasattr(type(node), TARGET) else None
+        if isinstance(target, Tensor) and target.grad_fn is None:
+            found.append(target)
+        todo += [each for each, _ in node.next_functions]
+    return found

@@ -1,0 +1,123 @@
+"""The step that runs: the numbers that it has made so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fxguard.history._series import Kind, Row, Series
+from fxguard.measure.at_hand import own_arithmetic
+
+__all__ = ["ORDER", "OpenStep"]
+
+# Where the series of each kind begin in the order of execution. What has written a weight since the
+# last step did so before anything else ran.
+KINDS: tuple[tuple[Kind, ...], ...] = (
+    ("drift", "weight"),
+    ("input",),
+    ("operation",),
+    ("target",),
+    ("loss",),
+    ("backward",),
+    ("gradient",),
+    ("setting",),
+    ("state",),
+    ("step",),
+    ("time",),
+)
+ORDER = {kind: place * 10**6 for place, kinds in enumerate(KINDS) for kind in kinds}
+
+
+class _Later(NamedTuple):
+    """A number that is still on its device."""
+
+    series: int
+    number: Tensor
+    divisor: Tensor | None
+
+
+class OpenStep:
+    """Collects the numbers of one step after the other.
+
+    Args:
+        register: is given each series that is new, in the order of their positions.
+    """
+
+    def __init__(self, register: Callable[[Series], object]) -> None:
+        self._register = register
+        self._known: dict[str, int] = {}
+        self._low: list[float] = []
+        self._high: list[float] = []
+        self._later: list[_Later] = []
+        self.is_empty = True
+
+    def series(
+        self, kind: Kind, what: str, source: str = "", *, detail: str = "", order: int | None = None
+    ) -> int:
+        """The position of a series; it is registered if it is new.
+
+        Args:
+            kind: see :class:`~fxguard.history._series.Series`.
+            what: likewise.
+            source: likewise.
+            detail: likewise.
+            order: its position among those of its kind; behind all that are known if None.
+        """
+        name = " ".join(filter(None, (kind, what, source, detail)))
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = len(self._low)
+            place = ORDER[kind] + (found if order is None else order)
+            self._low.append(math.nan)
+            self._high.append(math.nan)
+            self._register(Series(name, kind, what, source, place, detail))
+        return found
+
+    def note(self, series: int, low: float, high: float) -> None:
+        """Add numbers to those that a series has in this step."""
+        self.is_empty = False
+        if not low >= self._low[series]:  # also if there are none
+            self._low[series] = low
+        if not high <= self._high[series]:
+            self._high[series] = high
+
+    def later(self, series: int, number: Tensor, divisor: Tensor | None = None) -> None:
+        """Add a number that stays on its device until the step ends.
+
+        Args:
+            series: the position of the series.
+            number: a tensor of one element.
+            divisor: what it is divided by; a quotient by 0 is 0.
+        """
+        self.is_empty = False
+        self._later.append(_Later(series, number, divisor))
+
+    def row(self, step: int) -> Row:
+        """The numbers of the step, and begin another one."""
+        self._fetch()
+        row = Row(step, self._low, self._high)
+        self._low, self._high = [math.nan] * len(row.low), [math.nan] * len(row.low)
+        self.is_empty = True
+        return row
+
+    def _fetch(self) -> None:
+        """Bring the numbers from their devices, in one transfer for each."""
+        later, self._later = self._later, []
+        by_device: dict[torch.device, list[tuple[_Later, Tensor, Tensor | None]]] = {}
+        for each in later:
+            by_device.setdefault(each.number.device, []).append((each, each.number, each.divisor))
+        with own_arithmetic():
+            for found in by_device.values():
+                tensors = [x for _, number, divisor in found for x in (number, divisor)]
+                given = [x.reshape(()).double() for x in tensors if x is not None]
+                numbers = iter(torch.stack(given).tolist())
+                for each, _, divisor in found:
+                    number = next(numbers)
+                    if divisor is not None:
+                        by = next(numbers)
+                        number = number / by if by else 0.0
+                    self.note(each.series, number, number)

@@ -1,0 +1,91 @@
+"""The ranges of a batch's operations, as series."""
+
+from __future__ import annotations
+
+import os.path
+from collections import Counter
+from collections.abc import Iterator
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun, UncapturedOperation
+from fxguard.history._open_step import OpenStep
+from fxguard.measure.traceable import NOTES
+from fxguard.plan.plan import Plan
+from fxguard.records import title_of
+from fxguard.source.lines import Place
+
+__all__ = ["Operations", "named_line"]
+
+MOST = 8  # operations of one kind, module and line, and runs of one graph: others count as the last
+
+_Rows = list[tuple[int, int]]  # row of the statistics, and position of the series
+
+
+class Operations:
+    """Adds batches to steps. A graph that is captured again continues its series.
+
+    Args:
+        step: the step that runs.
+    """
+
+    def __init__(self, step: OpenStep) -> None:
+        self.step = step
+        # By plan, name of the module that it runs for, and which run of both in the batch.
+        self._rows: dict[tuple[int, str, int], tuple[Plan, _Rows]] = {}
+
+    def add(self, batch: Batch) -> None:
+        """Add the ranges of a batch whose numbers were read."""
+        runs: Counter[tuple[int, str]] = Counter()
+        seen: Counter[tuple[str, str]] = Counter()
+        between = [] if batch.between is None else batch.between.tolist()
+        for event in batch.events:
+            if isinstance(event, GraphRun):
+                if event.postponed is None:
+                    runs[id(event.plan), event.names[1]] += 1
+                    self._add_run(event, min(runs[id(event.plan), event.names[1]], MOST))
+            elif isinstance(event, UncapturedOperation) and event.counts:
+                file, line = event.place or ("", 0)
+                key = (
+                    title_of(event.module, event.kind),
+                    f"{os.path.basename(file)}:{line}" if file else "",
+                )
+                seen[key] += 1
+                series = self._series(*key, min(seen[key], MOST), 1)
+                for _, made in event.outputs:
+                    if made.is_between_graphs and made.value < len(between):
+                        self._note(series, *between[made.value])
+
+    def _add_run(self, run: GraphRun, number: int) -> None:
+        key = id(run.plan), run.names[1], number
+        plan, rows = self._rows.get(key, (None, []))
+        if plan is not run.plan:
+            rows = list(self._rows_of(run, number))
+            self._rows[key] = run.plan, rows
+        numbers = run.statistics.tolist()
+        for slot, series in rows:
+            self._note(series, *numbers[slot])
+
+    def _rows_of(self, run: GraphRun, number: int) -> Iterator[tuple[int, int]]:
+        seen: Counter[tuple[str, str]] = Counter()
+        for step in run.plan.steps:
+            if step.counts:
+                title = title_of(run.running_name(step.module), step.kind)
+                key = title, "" if step.source is None else step.source.place
+                seen[key] += 1
+                series = self._series(*key, min(seen[key], MOST), number)
+                slots = (run.plan.values[value].slot for value in step.outputs)
+                yield from ((slot, series) for slot in slots if slot is not None)
+
+    def _series(self, title: str, source: str, which: int, run: int) -> int:
+        """The series of an operation: which one of its line, and in which run of its graph."""
+        found = [f"#{which}"] * (which > 1) + [f"run {run}"] * (run > 1)
+        return self.step.series("operation", title, source, detail=" ".join(found))
+
+    def _note(self, series: int, low: float, high: float) -> None:
+        if high not in NOTES:
+            self.step.note(series, low, high)
+
+
+def named_line(place: Place | None) -> str:
+    """``train.py:31``; "" for none."""
+    return "" if place is None else f"{os.path.basename(place[0])}:{place[1]}"

@@ -1,0 +1,90 @@
+"""Norms of many tensors in one call, and of what has changed since a copy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxguard.measure import native
+
+pytestmark = pytest.mark.skipif(not native.is_built, reason="needs the part in C")
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SHAPES = ((16, 17), (5,), (), (1,), (3, 1, 4))
+
+
+def given() -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(shape).to(dtype) for dtype in DTYPES for shape in SHAPES)
+
+
+def norm_of(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x.double()))
+
+
+def test_norms() -> None:
+    tensors = given()
+    assert native.norms(tensors, None) == pytest.approx([norm_of(x) for x in tensors], rel=1e-14)
+    assert native.norms((), None) == []
+
+
+def test_changes() -> None:
+    """The norm of a difference; the copy is then the tensor, and the next difference 0."""
+    tensors = given()
+    copies = tuple(x.clone() for x in tensors)
+    for copy in copies:
+        copy += 0.25
+    changed = [norm_of(x.double() - c.double()) for x, c in zip(tensors, copies, strict=True)]
+    assert native.norms(tensors, copies) == pytest.approx(changed, rel=1e-14)
+    assert all(map(torch.equal, tensors, copies))
+    assert native.norms(tensors, copies) == [0.0] * len(tensors)
+
+
+def test_layouts() -> None:
+    x = torch.randn(12, 10)
+    copy = torch.zeros(30)
+    spread = x.view(-1)[::4]
+    assert native.norms((spread,), (copy,)) == [pytest.approx(norm_of(spread), rel=1e-14)]
+    assert torch.equal(copy, spread)
+    t = x.t()
+    copy = t.clone() + 1  # in the order of the original
+    assert native.norms((t,), (copy,)) == [pytest.approx(math.sqrt(120), rel=1e-6)]
+    assert torch.equal(copy, t)
+    offset = x.view(-1)[3:]
+    assert native.norms((offset,), None) == [pytest.approx(norm_of(offset), rel=1e-14)]
+
+
+def test_numbers_that_are_too_large_for_the_dtype() -> None:
+    x = torch.full((4,), 60000.0, dtype=torch.float16)
+    assert native.norms((x, x.float() * 1e34), None) == pytest.approx([120000.0, 1.2e39], rel=1e-5)
+    bad = torch.tensor([1.0, math.inf]), torch.tensor([1.0, math.nan])
+    inf, nan = native.norms(bad, None) or ()
+    assert inf == math.inf
+    assert math.isnan(nan)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(3).expand(4, 3),
+        torch.ones(2, dtype=torch.int32),
+        torch.randn(4, 4)[:, :2],
+        torch.randn(0),
+        torch.randn(3, dtype=torch.complex64),
+        torch.randn(3, 3).to_sparse(),
+        torch.empty(3, device="meta"),
+        "a tensor",
+    ],
+    ids=lambda x: x if isinstance(x, str) else f"{x.dtype} {x.layout} {list(x.shape)} {x.device}",
+)
+def test_what_cannot_be_read(x: Tensor) -> None:
+    """Then nothing is written, of other tensors either."""
+    before, copy = torch.ones(2), torch.zeros(2)
+    assert native.norms((before, x), None) is None
+    assert native.norms((before, x), (copy, x)) is None
+    assert native.norms((before, before), (copy, torch.zeros(3))) is None
+    assert native.norms((before,), (copy.double(),)) is None
+    assert not copy.any()
