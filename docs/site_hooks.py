@@ -47,6 +47,10 @@ REFERENCE: dict[str, tuple[str, ...]] = {
         *(f"fxguard.types.{name}" for name in ("Climb", "Growth")),
         *("fxguard.FxguardError", "fxguard.BatchLimitReached"),
     ),
+    "Training runs": (
+        "fxguard.load_history",
+        *(f"fxguard.types.{name}" for name in ("History", "Track", "Event")),
+    ),
     "Other dtypes": (
         *("fxguard.forecast", "fxguard.types.Forecast", "fxguard.types.ForecastRow"),
         *("fxguard.types.PrecisionPlan", "fxguard.keep_float32", "fxguard.error_budget"),

@@ -18,6 +18,9 @@ Before a switch to float16 or bfloat16:
     error_budget                          how wrong the output is there, and because of which lines
     keep_float32                          keeps it in float32, without an edit of the model
 
+After a training run:
+    load_history                          what was measured in each step, and why the loss jumped
+
 What it says:
     NonFiniteError                        str(error) is the verdict, error.report the Report, which
                                           has to_table(), to_json(), to_html()
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from fxguard.errors import BatchLimitReached as BatchLimitReached
     from fxguard.errors import FxguardError as FxguardError
     from fxguard.forecasting.forecast import forecast as forecast
+    from fxguard.history.history import load_history as load_history
     from fxguard.install.remove import remove as remove
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.report.errors import NonFiniteError as NonFiniteError
@@ -79,6 +83,7 @@ _HOME = {
     "insert_checks": "passes.checks",
     "instrument": "api.instrument",
     "keep_float32": "api.keep_float32",
+    "load_history": "history.history",
     "load_trace": "trace.file",
     "remove": "install.remove",
     "types": "types",

@@ -15,6 +15,9 @@ Of a trace file, and of two things that were compared:
     Diff, BatchDiff, Match, RowPair       of diff
     Comparison, Compared, Apart           of compare
 
+Of a training run:
+    History, Track, Event                 of load_history, and of its get()
+
 Of a model in another dtype:
     Forecast, ForecastRow, PrecisionPlan  of forecast, and of its plan()
     ErrorBudget, ErrorShare, Choice       of error_budget
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from fxguard.findings import Growth as Growth
     from fxguard.findings import Origin as Origin
     from fxguard.guard.for_users import Guard as Guard
+    from fxguard.history.history import History as History
+    from fxguard.history.history import Track as Track
     from fxguard.options import Granularity as Granularity
     from fxguard.options import InstrumentOptions as InstrumentOptions
     from fxguard.options import OnDetect as OnDetect
@@ -53,6 +58,7 @@ if TYPE_CHECKING:
     from fxguard.report.error_budget import Choice as Choice
     from fxguard.report.error_budget import ErrorBudget as ErrorBudget
     from fxguard.report.error_budget import ErrorShare as ErrorShare
+    from fxguard.report.event import Event as Event
     from fxguard.report.forecast import Forecast as Forecast
     from fxguard.report.forecast import ForecastRow as ForecastRow
     from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
@@ -76,6 +82,7 @@ _HOME = {
     "Diff": "trace.diff",
     "ErrorBudget": "report.error_budget",
     "ErrorShare": "report.error_budget",
+    "Event": "report.event",
     "Fingerprint": "records",
     "Fix": "findings",
     "Forecast": "report.forecast",
@@ -84,6 +91,7 @@ _HOME = {
     "Granularity": "options",
     "Growth": "findings",
     "Guard": "guard.for_users",
+    "History": "history.history",
     "InstrumentOptions": "options",
     "Match": "trace.batch_diff",
     "OnDetect": "options",
@@ -97,6 +105,7 @@ _HOME = {
     "Source": "records",
     "Trace": "trace.trace",
     "TracedBatch": "trace.trace",
+    "Track": "history.history",
 }
 
 __all__ = sorted(_HOME)

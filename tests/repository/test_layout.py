@@ -44,6 +44,7 @@ WITHOUT_TORCH = (
     *(name for room in ("report", "trace", "advice") for name in house.files_in(room)),
     *("graph.tables", "plan.plan", "verdict.origins", "options"),
     *("graph.poles", "graph.evidence", "comparison.elements", "comparison.result"),
+    *("history.history", "history.needed"),
     *(f"comparison._result_{form}" for form in ("page", "text")),
     *("cli.main", "cli._ending", "cli._processes", "cli._script", "cli._settings"),
     *("cli._run_record", "cli._statuses", "cli._summary", "cli._traces", *ROOMS),

@@ -1,0 +1,171 @@
+"""Closed stretches of a history as Parquet files, in long form: one row for series and step.
+
+Rows stand by series, and within one by step. Older stretches are thinned: a row then holds the
+smallest and the largest magnitude of 16, 256, ... steps. pyarrow is imported when this is first
+needed, and numpy is not.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fxguard.errors import UsageError
+from fxguard.history._files import Stretch, remove
+from fxguard.history._stream import Stream
+
+__all__ = ["COLUMNS", "level_of", "read_stretch", "table_of", "thinned", "write_stretch"]
+
+COLUMNS = ("run", "rank", "step", "last_step", "series", "low", "high")
+THINNING = 16  # steps that become one, level by level
+ROWS = 1 << 16  # of a group: a reader that asks for one series leaves the other groups out
+LEVEL = b"fxguard_level"  # of a file: 0 in full, 1 by 16 steps, 2 by 256 steps, ...
+
+
+def schema() -> Any:
+    """The columns of each file and their types."""
+    import pyarrow
+
+    of_series = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    types = {
+        **dict.fromkeys(("run", "rank"), pyarrow.int32()),
+        **dict.fromkeys(("step", "last_step"), pyarrow.int64()),
+        "series": of_series,
+        **dict.fromkeys(("low", "high"), pyarrow.float64()),
+    }
+    return pyarrow.schema([pyarrow.field(name, types[name]) for name in COLUMNS])
+
+
+def table_of(stream: Stream) -> Any:
+    """The rows of a stream in long form; a series is left out where it was not measured."""
+    import pyarrow
+    from pyarrow import compute
+
+    steps, low, high, positions = array("q"), array("d"), array("d"), array("i")
+    for position in range(len(stream.series)):
+        for of_block, numbers in stream.blocks:
+            count = len(numbers) // (2 * len(of_block))
+            if position < count:
+                steps.extend(of_block)
+                low.extend(numbers[position :: 2 * count])
+                high.extend(numbers[count + position :: 2 * count])
+        positions.extend(array("i", [position]) * (len(steps) - len(positions)))
+    names = pyarrow.array([each.name for each in stream.series], pyarrow.string())
+    indices = _column(positions, pyarrow.int32())
+    columns = {
+        "step": _column(steps, pyarrow.int64()),
+        "series": pyarrow.DictionaryArray.from_arrays(indices, names),
+        "low": _column(low, pyarrow.float64()),
+        "high": _column(high, pyarrow.float64()),
+    }
+    missing = compute.and_(compute.is_nan(columns["low"]), compute.is_nan(columns["high"]))
+    table = pyarrow.table(columns).filter(compute.invert(missing))
+    return _in_long_form(table, table["step"], stream.run, stream.rank)
+
+
+def _column(numbers: array[Any], kind: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.Array.from_buffers(kind, len(numbers), [None, pyarrow.py_buffer(numbers)])
+
+
+def _in_long_form(table: Any, last_step: Any, run: int, rank: int) -> Any:
+    import pyarrow
+
+    constant = {
+        name: pyarrow.repeat(pyarrow.scalar(value, pyarrow.int32()), len(table))
+        for name, value in (("run", run), ("rank", rank))
+    }
+    columns = {name: table[name] for name in ("step", "series", "low", "high")}
+    columns.update(constant, last_step=last_step)
+    return pyarrow.table([columns[name] for name in COLUMNS], schema=schema())
+
+
+def thinned(tables: Sequence[Any], stretch: Stretch, level: int) -> Any:
+    """The smallest and the largest of each series in each ``16 ** level`` steps.
+
+    Args:
+        tables: in order of their steps, all of one run and rank.
+        stretch: what they are together.
+        level: of the result.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    table = pyarrow.concat_tables(tables).unify_dictionaries().combine_chunks()
+    series = table["series"].combine_chunks()
+    group = compute.divide(table["step"], pyarrow.scalar(THINNING**level, pyarrow.int64()))
+    table = table.append_column("position", series.indices).append_column("group", group)
+    asked = [("step", "min"), ("last_step", "max"), ("low", "min"), ("high", "max")]
+    grouped = table.group_by(["position", "group"], use_threads=False).aggregate(asked)
+    grouped = grouped.sort_by([("position", "ascending"), ("group", "ascending")])
+    names = pyarrow.DictionaryArray.from_arrays(
+        grouped["position"].combine_chunks(), series.dictionary
+    )
+    columns = {"step": grouped["step_min"], "series": names}
+    columns.update(low=grouped["low_min"], high=grouped["high_max"])
+    return _in_long_form(
+        pyarrow.table(columns), grouped["last_step_max"], stretch.run, stretch.rank
+    )
+
+
+def write_stretch(folder: Path, stretch: Stretch, table: Any, level: int) -> None:
+    """Write a closed stretch, completely or not at all, in the place of a file of the same steps.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    from pyarrow import parquet
+
+    path = folder / stretch.name
+    aside = path.with_name(f".{path.name}.part")
+    table = table.replace_schema_metadata({LEVEL: str(level).encode()})
+    packed = {"low": "BYTE_STREAM_SPLIT", "high": "BYTE_STREAM_SPLIT"}
+    counted = dict.fromkeys(("step", "last_step"), "DELTA_BINARY_PACKED")
+    try:
+        with aside.open("wb") as file:
+            parquet.write_table(
+                table,
+                file,
+                row_group_size=ROWS,
+                compression="zstd",
+                use_dictionary=["run", "rank", "series"],
+                column_encoding={**packed, **counted},
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:  # an interrupt, too
+        remove([aside])
+        raise
+
+
+def level_of(path: Path) -> int:
+    """How far a file has been thinned."""
+    from pyarrow import parquet
+
+    return int((parquet.read_schema(path).metadata or {}).get(LEVEL, b"0"))
+
+
+def read_stretch(path: Path) -> Any:
+    """The table of a closed stretch.
+
+    Raises:
+        UsageError: if the file is damaged, or none of a history.
+        OSError: when there is no such file.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with path.open("rb") as file:
+            table = parquet.ParquetFile(file).read(list(COLUMNS), use_threads=False)
+        table = table.select(list(COLUMNS)).cast(schema())
+        if any(column.null_count for column in table.columns):
+            raise ValueError("a number is missing")
+    except (pyarrow.ArrowException, ValueError, KeyError) as error:
+        raise UsageError(f"{path}: not a history of fxguard: {error}") from error
+    return table

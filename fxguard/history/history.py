@@ -1,0 +1,210 @@
+"""Reads the history of a training run: the series of all steps, and the events.
+
+Needs no torch. A history can be read while it is written.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fxguard.errors import UsageError
+from fxguard.history._files import listed
+from fxguard.history._meta import metas_of, read_events, read_meta
+from fxguard.history._series import Series
+from fxguard.history._stream import glance
+from fxguard.history._tracks import Numbers
+from fxguard.history.needed import need_pandas, need_pyarrow
+from fxguard.report.event import Event
+
+__all__ = ["History", "Track", "load_history"]
+
+TRIES = 5  # a running training replaces files
+
+T = TypeVar("T")
+
+
+def load_history(folder: str | Path) -> History:
+    """Read a folder that ``history=`` or ``--history`` wrote.
+
+    The numbers are read when they are asked for.
+
+    Args:
+        folder: path of the folder.
+
+    Raises:
+        FxguardError: when it holds no history, when a file is damaged, or without pyarrow.
+        OSError: when there is no such folder.
+
+    Example::
+
+        history = fxguard.load_history("history")
+        print(history)
+        loss = history.get("loss train.py:31")
+        print(loss.steps[-1], loss.high[-1])
+    """
+    need_pyarrow()
+    return _again_if_replaced(lambda: _load(Path(folder)))
+
+
+def _load(folder: Path) -> History:
+    found, _ = listed(folder)
+    metas = [read_meta(path) for path in metas_of(folder)]
+    if not found and not metas:
+        raise UsageError(f"{folder}: it holds no history of fxguard")
+    described: dict[str, Series] = {}
+    abouts: dict[int, Mapping[str, Any]] = {}
+    ranks = {each.rank for each in found}
+    ends = [each.last for each in found if each.last is not None]
+    for meta in metas:
+        described = {**meta.series, **described}
+        for run in meta.runs.values():
+            ranks.add(run.rank)
+            abouts.setdefault(run.run, run.about)
+    for each in found:
+        abouts.setdefault(each.run, {})
+        if each.last is None:
+            series, last = glance(folder / each.name)
+            described = {**{one.name: one for one in series}, **described}
+            ends += [] if last is None else [last]
+    first = min((each.first for each in found), default=0)
+    steps = range(first, max(ends, default=first - 1) + 1)
+    about = dict(sorted(abouts.items()))
+    return History(
+        folder, steps, described, tuple(read_events(folder)), tuple(sorted(ranks)), about
+    )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Track:
+    """One series over the steps of a training run. Its columns are equally long."""
+
+    series: Series
+    rank: int
+    # Each row is one step, or several of long ago.
+    steps: array[int]
+    last_steps: array[int]  # of each row; its step, where it is one
+    low: array[float]  # the smallest of these steps
+    high: array[float]  # the largest of these steps
+    runs: array[int]  # that each row is from
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __str__(self) -> str:
+        what = f"{self.series.name}: {len(self)} rows"
+        if not self.steps:
+            return what
+        return f"{what} of steps {self.steps[0]} to {self.last_steps[-1]}, last {self.high[-1]:.4g}"
+
+    __repr__ = __str__
+
+
+class History:
+    """The history of a training run: what :func:`fxguard.load_history` returns.
+
+    Attributes:
+        folder: where it is.
+        steps: the steps that it has, of all runs together.
+        described: its series by their names.
+        events: what happened, in order of the steps.
+        ranks: the processes that have written to it.
+        about: its runs by their numbers, and what is known about each.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        steps: range,
+        described: Mapping[str, Series],
+        events: tuple[Event, ...],
+        ranks: tuple[int, ...],
+        about: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        self.folder, self.steps, self.described = folder, steps, described
+        self.events, self.ranks, self.about = events, ranks, about
+        self._numbers: dict[int, Numbers] = {}
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of the series."""
+        return tuple(self.described)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The numbers of the runs: a training that was resumed has several."""
+        return tuple(self.about)
+
+    def get(self, name: str, rank: int | None = None) -> Track:
+        """One series over all steps.
+
+        Args:
+            name: one of :attr:`series`.
+            rank: the process; the first one that has measured it if this is None.
+
+        Raises:
+            FxguardError: when there is no such series or rank, or when a file is damaged.
+        """
+        series = self.described.get(name)
+        if series is None:
+            raise UsageError(f"the history in {self.folder} has no series {name!r}")
+        if rank is not None and rank not in self.ranks:
+            raise UsageError(f"the history in {self.folder} has no rank {rank}")
+        for each in self.ranks if rank is None else (rank,):
+            columns = self._of_rank(each).columns(name)
+            if columns["step"] or each == rank or each == self.ranks[-1]:
+                break
+        low, high, steps, last_steps = (
+            columns[key] for key in ("low", "high", "step", "last_step")
+        )
+        return Track(series, each, steps, last_steps, low, high, columns["run"])
+
+    def _of_rank(self, rank: int) -> Numbers:
+        if rank not in self._numbers:
+            self._numbers[rank] = _again_if_replaced(lambda: Numbers.of(self.folder, rank))
+        return self._numbers[rank]
+
+    def to_dataframe(self) -> Any:
+        """All numbers as a DataFrame of pandas, one row for a series and a step.
+
+        Its columns are run, rank, step, last_step, series, low and high.
+
+        Raises:
+            FxguardError: without pandas, or when a file is damaged.
+        """
+        need_pandas()
+        import pyarrow
+
+        tables = [table for rank in self.ranks for table in self._of_rank(rank).tables]
+        return pyarrow.concat_tables(tables).unify_dictionaries().to_pandas()
+
+    def __str__(self) -> str:
+        steps = f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no steps"
+        parts = [steps, f"{len(self.series)} series"]
+        parts += [f"{len(self.ranks)} ranks"] if len(self.ranks) > 1 else []
+        parts += [f"{len(self.runs)} runs"] if len(self.runs) > 1 else []
+        count = len(self.events)
+        parts.append("no events" if not count else f"{count} event{'s' * (count > 1)}")
+        return "\n".join([", ".join(parts), *map(_line, self.events)])
+
+    __repr__ = __str__  # what an interactive session shows
+
+
+def _line(event: Event) -> str:
+    source = f" ({event.source})" if event.source else ""
+    lead = (
+        f", {event.lead} step{'s' * (event.lead > 1)} before the loss moved" if event.lead else ""
+    )
+    return f"step {event.step}: {event.cause}: {event.what}{source}{lead}"
+
+
+def _again_if_replaced(read: Callable[[], T]) -> T:
+    for _ in range(TRIES - 1):
+        try:
+            return read()
+        except FileNotFoundError:  # a file has been replaced since it was listed
+            continue
+    return read()

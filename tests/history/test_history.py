@@ -1,0 +1,135 @@
+"""A history is read by fxguard, and by pandas, polars and DuckDB as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fxguard
+from fxguard.errors import UsageError
+from fxguard.history._series import Row, Series
+from fxguard.history._writer import Writer
+from fxguard.report.event import Event
+from fxguard.types import History, Track
+from support.needs import needs
+
+needs("pyarrow")
+
+ROOT = Path(__file__).resolve().parents[2]
+LOSS = Series("loss train.py:31", "loss", "loss", "train.py:31", 1)
+MATMUL = Series("operation blocks.0 matmul gpt.py:31 #2", "operation", "blocks.0 matmul")
+SPIKE = 5_000  # the step at which the loss is 8
+
+
+def write(folder: Path, steps: int, ranks: int = 1) -> None:
+    """A run whose loss falls from 4 towards 2, and whose largest product grows."""
+    writers = [Writer(folder, rank=rank, about={"script": "train.py"}) for rank in range(ranks)]
+    for rank, writer in enumerate(writers):
+        for series in (LOSS, MATMUL):
+            writer.register(series)
+        for step in range(writer.next_step, steps):
+            loss = 8.0 if step == SPIKE else 2 + 2 / (1 + step)
+            writer.add(Row(step, [loss, 1e-3], [loss, 1.0 + step + rank]))
+        if not rank:
+            writer.event(Event(SPIKE - 1, "data", "input 0", "train.py:20", lead=1))
+        writer.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("with_queries") / "history"
+    write(folder, 9_000, ranks=2)
+    return folder
+
+
+def test_it_says_what_it_holds(folder: Path) -> None:
+    history = fxguard.load_history(folder)
+    assert isinstance(history, History)
+    assert str(history) == (
+        "steps 0 to 8999, 2 series, 2 ranks, 1 event\n"
+        "step 4999: data: input 0 (train.py:20), 1 step before the loss moved"
+    )
+    assert (history.ranks, history.runs) == ((0, 1), (0,))
+    assert history.series == (LOSS.name, MATMUL.name)
+    assert history.described[LOSS.name] == LOSS
+    assert history.about == {0: {"script": "train.py"}}
+    assert len(history.steps) == 9_000
+
+
+def test_a_track_has_equally_long_columns(folder: Path) -> None:
+    track = fxguard.load_history(folder).get(MATMUL.name)
+    assert isinstance(track, Track)
+    columns = [track.steps, track.last_steps, track.low, track.high, track.runs]
+    assert {len(column) for column in columns} == {len(track)}
+    assert (track.steps[-1], track.last_steps[-1], track.high[-1]) == (8_999, 8_999, 9_000.0)
+    assert str(track) == f"{MATMUL.name}: {len(track)} rows of steps 0 to 8999, last 9000"
+    assert fxguard.load_history(folder).get(MATMUL.name, 1).high[-1] == 9_001.0
+
+
+def test_a_spike_of_one_step_outlives_thinning(folder: Path) -> None:
+    """The largest of 16 steps is kept."""
+    write(folder.with_name("long"), 20_000)
+    track = fxguard.load_history(folder.with_name("long")).get(LOSS.name)
+    [place] = [place for place, high in enumerate(track.high) if high == 8.0]
+    assert track.last_steps[place] - track.steps[place] == 15
+    assert track.steps[place] <= SPIKE <= track.last_steps[place]
+
+
+def test_what_is_asked_for_must_be_there(folder: Path, tmp_path: Path) -> None:
+    history = fxguard.load_history(folder)
+    with pytest.raises(UsageError, match="has no series 'lost'"):
+        history.get("lost")
+    with pytest.raises(UsageError, match="has no rank 5"):
+        history.get(LOSS.name, 5)
+    with pytest.raises(UsageError, match="it holds no history of fxguard"):
+        fxguard.load_history(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        fxguard.load_history(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1" * 40])
+def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
+    write(tmp_path, 10)
+    [file] = tmp_path.glob("*.parquet")
+    file.write_bytes(data)
+    with pytest.raises(UsageError, match=rf"{file.name}: not a history of fxguard"):
+        fxguard.load_history(tmp_path).get(LOSS.name)
+
+
+def test_a_parquet_file_of_something_else_is_named(tmp_path: Path) -> None:
+    pyarrow, parquet = needs("pyarrow"), needs("pyarrow.parquet")
+    write(tmp_path, 10)
+    [file] = tmp_path.glob("*.parquet")
+    parquet.write_table(pyarrow.table({"step": [1, None]}), file)
+    with pytest.raises(UsageError, match=rf"{file.name}: not a history of fxguard"):
+        fxguard.load_history(tmp_path).get(LOSS.name)
+
+
+def test_a_data_frame_has_all_rows(folder: Path) -> None:
+    """Of both ranks, also those of an open stretch."""
+    needs("pandas")
+    frame = fxguard.load_history(folder).to_dataframe()
+    assert list(frame) == ["run", "rank", "step", "last_step", "series", "low", "high"]
+    per_rank = frame[frame["series"] == MATMUL.name].groupby("rank")["high"].max()
+    assert list(per_rank) == [9_000.0, 9_001.0]
+
+
+def test_without_pandas_the_command_that_installs_it_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = fxguard.load_history(folder)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        history.to_dataframe()
+
+
+def test_it_is_read_without_torch(folder: Path) -> None:
+
+    program = (
+        f"import sys, fxguard; history = fxguard.load_history({str(folder)!r});"
+        f"history.get({LOSS.name!r}); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
