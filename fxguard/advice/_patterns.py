@@ -31,12 +31,21 @@ __all__ = [
 MOST_STEPS = 16  # in one walk
 LARGEST_EPS = 1e-2  # an added number up to this is an eps
 
-_JOINS = frozenset(["cat", "concat", "concatenate", "dstack", "hstack", "stack", "vstack"])
+_JOINS = frozenset(
+    [
+        *("cat", "column_stack", "concat", "concatenate", "dstack", "hstack", "meshgrid"),
+        *("row_stack", "stack", "view_as_complex", "vstack"),
+    ]
+)
+# Of a complex tensor these are other numbers.
+_OF_REAL = frozenset(["__get__", "adjoint", "imag", "matrix_H", "real", "view_as_real"])
 _HANDED_ON = (MOVES | SELECTS | CASTS | LIMITERS) - _JOINS
 
 
-def _hands_on(step: Step) -> bool:
+def _hands_on(around: Surroundings, step: Step) -> bool:
     """Whether the elements of its result are some of its first operand's, possibly bounded."""
+    if step.kind in _OF_REAL and step.inputs:
+        return not around.values[step.inputs[0]].dtype.startswith("complex")
     if not step.counts or step.kind in _HANDED_ON or plain(step.kind) in _HANDED_ON:
         return bool(step.inputs)
     number = number_of(step)
@@ -53,7 +62,7 @@ def made_by(around: Surroundings, value: int | None) -> Step | None:
     """The operation that computed the elements of a value; None if it was given."""
     for _ in range(MOST_STEPS):
         step = None if value is None else around.maker_of(value)
-        if step is None or not _hands_on(step):
+        if step is None or not _hands_on(around, step):
             return step
         value = step.inputs[0]
     return None
@@ -88,7 +97,7 @@ def readers_of(around: Surroundings, value: int) -> Iterator[tuple[Step, int]]:
     while todo and len(seen) <= MOST_STEPS:
         read = todo.pop(0)
         for step in around.readers_of(read):
-            if step.inputs[:1] == (read,) and _hands_on(step):
+            if step.inputs[:1] == (read,) and _hands_on(around, step):
                 todo += [each for each in step.outputs if each not in seen]
                 seen.update(step.outputs)
             else:

@@ -33,7 +33,7 @@ LEAST = 10  # the largest number of a difference whose roundings matter
 
 _DIFFERENCES = names_in("add rsub sub")
 MATRIX_PRODUCTS = names_in("bmm matmul mm mv")
-_PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS)) | {"get"}
+_PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS))
 _COMBINES = _PASSED | _DIFFERENCES | MATRIX_PRODUCTS | names_in("div mul neg")
 
 

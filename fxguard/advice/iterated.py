@@ -13,6 +13,7 @@ from fxguard.advice.case import Case
 from fxguard.findings import Fix
 from fxguard.graph.poles import plain
 from fxguard.records import Source
+from fxguard.source.gains import added_gain
 from fxguard.source.iterated import Iterated, iterated_at
 from fxguard.source.row_norms import dimension_of_norm
 from fxguard.source.step_sizes import made_at, stencil_in
@@ -31,8 +32,18 @@ def fix_of_turns(source: Source | None, grew: str = "") -> Fix | None:
     if found is None:
         return None
     has_grown = grew or "has become too large"
-    repair = _whole_norm(found) or _repair(found)
+    repair = _sign_of_gain(found) or _whole_norm(found) or _repair(found)
     return Fix("advice", f"{repair}: computed from itself at each turn, it {has_grown}")
+
+
+def _sign_of_gain(found: Iterated) -> str:
+    """What to subtract in place of adding it, in Riccati's or Kalman's equation; "" elsewhere."""
+    added = added_gain(found)
+    if added is None:
+        return ""
+    term, gain, source = added
+    subtract = f"subtract `{term}` ({source.place}), with the gain `{gain}`,"
+    return f"{subtract} in place of adding it to `{found.name}`"
 
 
 def _whole_norm(found: Iterated) -> str:

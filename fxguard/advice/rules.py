@@ -14,6 +14,7 @@ from fxguard.advice._rewrites import REWRITES
 from fxguard.advice._rule import Rule
 from fxguard.advice._rule import names_in as _names
 from fxguard.advice._special_rules import SPECIAL_RULES
+from fxguard.advice._text_rules import TEXT_RULES
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
 from fxguard.advice.chosen_products import words_of_product
@@ -182,6 +183,7 @@ def _is_free(case: Case) -> bool:
 
 
 RULES = (
+    *TEXT_RULES,
     Rule("overflow", None, "advice",
          REJECT + " that diverges: take 0 for {name} ({place}) where it is not finite, "
          "before anything is adapted to it", _is_of_sampler, words=_acceptance),

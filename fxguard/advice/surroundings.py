@@ -15,7 +15,7 @@ from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Range, Role, Severity, Source
 
-__all__ = ["ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
+__all__ = ["CREATES", "ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
 
 MOST_STEPS = 64  # in one walk
 MOST_VALUES = 1024  # in one walk to what is learned

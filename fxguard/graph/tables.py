@@ -92,13 +92,14 @@ MOVES = frozenset(
 )
 
 # The output has some of the inputs' elements, and perhaps zeros: it cannot overflow and gets no
-# frame, but has its own numbers.
+# frame, but has its own numbers. ``__get__`` reads a view of a tensor, such as ``x.T``.
 SELECTS = frozenset(
     """
-    as_strided as_subclass cat chunk concat concatenate diag diag_embed diagonal dsplit dstack
-    gather getattr getitem hsplit hstack index_select masked_select narrow repeat_interleave
-    select slice split split_with_sizes stack take take_along_dim tensor_split tril triu unbind
-    unfold vsplit vstack
+    __get__ adjoint as_strided as_subclass atleast_1d atleast_2d atleast_3d broadcast_tensors cat
+    chunk column_stack concat concatenate diag diag_embed diagonal dsplit dstack gather getattr
+    getitem hsplit hstack imag index_select masked_select matrix_H meshgrid narrow real
+    repeat_interleave row_stack select slice split split_with_sizes stack take take_along_dim
+    tensor_split tril triu unbind unfold view_as_complex view_as_real vsplit vstack
     """.split()
 )
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from fxguard.advice.iterated import fix_of_turns
+from fxguard.advice.surroundings import CREATES
 from fxguard.batch.dataflow import DataFlow
 from fxguard.findings import Fix
 from fxguard.graph.poles import plain
@@ -22,6 +23,7 @@ __all__ = ["fixes_of_turns"]
 
 LEAST_NUMBERS = 3  # of a loop, so that a number has grown in them
 GROWN = 4.0  # how much larger its last turns have made it
+MOST_VALUES = 64  # in one walk
 LARGE = 1e10  # what a variable has become whose earlier turns are not known
 MODULES = ("F", "functional", "torch")  # as programs call them
 OPERATIONS = {sign: name for name, sign in SIGNS.items()}
@@ -131,10 +133,18 @@ class _Chain:
         return is_of_file and source is not None and source.line in lines
 
     def is_of_earlier_turn(self, value: int) -> bool:
-        """Whether the loop made a value whose operands are not known any more."""
-        step = self.steps[self.places[value]] if value in self.places else None
-        is_anew = step is not None and not step.inputs
-        return is_anew and step is not None and self._is_at(step, self.found.inside)
+        """Whether the loop made a value, and what that was made of is not known any more."""
+        todo, seen = [value], {value}
+        while todo and len(seen) <= MOST_VALUES:
+            each = todo.pop(0)
+            step = self.steps[self.places[each]] if each in self.places else None
+            if step is None or not self._is_at(step, self.found.inside):
+                continue
+            if not step.inputs and plain(step.kind) not in CREATES:
+                return True
+            todo += [read for read in step.inputs if read not in seen]
+            seen.update(step.inputs)
+        return False
 
     def _turn_behind(self, value: int) -> int | None:
         """What the turn before made of it, of which the loop computed a value."""

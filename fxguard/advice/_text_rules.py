@@ -1,0 +1,26 @@
+"""Rules for zeros whose reason the program's text tells: they come before all others.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from fxguard.advice._rule import Rule, names_in
+from fxguard.advice.told_by_text import words_of_dimension, words_of_overwritten, words_of_update
+
+__all__ = ["TEXT_RULES"]
+
+TEXT_RULES = (
+    Rule("zero divisor", names_in("div log log10 log2 reciprocal rsqrt sqrt"), "advice",
+         "compute `{name}` ({place}){made} before `{target}` is set to `{value}` ({written}): "
+         "after that the difference is 0", lambda c: bool(words_of_overwritten(c)),
+         words=words_of_overwritten, alone=True),
+    Rule("zero divisor, underflow", names_in("div"), "advice",
+         "sum `{name}` over {own}, not {dim} ({place}): `{product}` ({product_place}) keeps the "
+         "rows apart, and a column of them may be 0 throughout",
+         lambda c: bool(words_of_dimension(c)), words=words_of_dimension, alone=True),
+    Rule("zero divisor, underflow", names_in("div"), "advice",
+         "bound what each multiplicative update makes, by clamp(min=1e-12){others}: what has "
+         "become 0 in `{name}` or its factor stays 0, and makes this divisor 0",
+         lambda c: bool(words_of_update(c)), words=words_of_update, alone=True),
+)  # fmt: skip
