@@ -33,7 +33,7 @@ def fix_of_turns(source: Source | None, grew: str = "") -> Fix | None:
         return None
     has_grown = grew or "has become too large"
     repair = _sign_of_gain(found) or _whole_norm(found) or _repair(found)
-    return Fix("advice", f"{repair}: computed from itself at each turn, it {has_grown}")
+    return Fix("advice", f"{repair}: in its loop it {has_grown}")
 
 
 def _sign_of_gain(found: Iterated) -> str:

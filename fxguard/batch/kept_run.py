@@ -111,6 +111,11 @@ class KeptRun:
         args = tuple(x() if isinstance(x, weakref.ref) else x for x in self.args)
         return None if any(x is None for x in args) else args
 
+    def argument(self, value: int) -> Any:
+        """The argument that a value of its plan is; None if it is none, or gone."""
+        args, position = self._arguments(), self.event.plan.values[value].argument
+        return None if args is None or position is None else args[position]
+
     def freed_weights(self) -> list[str]:
         """The names of weights that the graph read and that FSDP has since freed."""
         args = self._arguments()

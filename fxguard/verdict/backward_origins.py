@@ -11,6 +11,7 @@ from fxguard.advice.causes import cause_of
 from fxguard.advice.fixes import MOST_FIXES, fixes_for
 from fxguard.advice.iterated import fix_of_turns
 from fxguard.advice.operands import gradient_text, operands_text
+from fxguard.advice.rules import ASKS_BACK
 from fxguard.advice.signs import is_chosen_after
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import degeneracy_in_words, words_for
@@ -33,6 +34,7 @@ from fxguard.verdict.explain import Beyond, climb_to, with_counts
 from fxguard.verdict.hidden_numbers import MASKS, fix_of_hidden, hidden_of
 from fxguard.verdict.loss_scale import fix_of_factor
 from fxguard.verdict.origins import Verdict
+from fxguard.verdict.outlying import fix_of_outlier
 
 __all__ = [
     "BadLeaf",
@@ -288,7 +290,20 @@ def _fixes(
         cause = cause if is_chosen_after(Case(cause, seen.forward, around)) else "zero divisor"
     if is_of_small_operand(cause, seen):
         cause = "underflow"
-    return or_else(nothing, fixes_for, cause, seen.forward or seen.gradient, around)
+    fixes = or_else(nothing, fixes_for, cause, seen.forward or seen.gradient, around)
+    sample = (seen.forward or seen.gradient).index[:1]
+    if cause != "overflow" or not sample or not (fixes and fixes[0].text.startswith(ASKS_BACK)):
+        return fixes
+    tensor_of = backward.kept.argument
+    given = (
+        around.steps,
+        around.values,
+        step.inputs,
+        sample[0],
+        tensor_of,
+        lambda value: around.values[value].name,
+    )
+    return (*or_else(nothing, fix_of_outlier, *given), *fixes)[:MOST_FIXES]
 
 
 def _with_hidden(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxguard.advice.case import Case
@@ -50,6 +51,7 @@ from fxguard.verdict.grown_in_turns import fixes_of_turns
 from fxguard.verdict.hidden_rows import masks_of_graph, masks_of_text
 from fxguard.verdict.judge import Judgment
 from fxguard.verdict.loops import turn_in_loop, turn_of
+from fxguard.verdict.outlying import fix_of_outlier
 from fxguard.verdict.returned import returned_by
 from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
 from fxguard.verdict.trials import tried, with_tried
@@ -338,6 +340,11 @@ class Description:
             causes = or_else(
                 nothing, fixes_of_growth, self.flow, blame, self.step.before, self.columns
             )
+            evidence = self.opinion.evidence(blame)
+            if not causes and cause == "overflow" and evidence is not None and evidence.index:
+                step, tensor_of = self.flow.steps[blame.step], self.tensor_of
+                place = self.flow.steps, self.flow.values, step.inputs, evidence.index[0]
+                causes = or_else(nothing, fix_of_outlier, *place, tensor_of, self.judgment.name_of)
             kept = 1 if fixes[0].text.startswith(BOUND) else 0
             fixes = (*fixes[:kept], *causes, *fixes[kept:])[:MOST_FIXES]
         if cause == "zero divisor" and fixes and fixes[0].text.startswith(BOUNDS):
@@ -378,6 +385,10 @@ class Description:
         return fixes_of_growth(
             self.flow, blame, self.step.before, self.columns, only_itself=True, of_sample=sample
         )
+
+    def tensor_of(self, value: int) -> Tensor | None:
+        """An input of this batch, if it is still there."""
+        return self.judgment.batch.tensor_of(self.flow.keys[value])
 
     def columns(self, flow: DataFlow, value: int) -> Columns | None:
         """The columns of an input of this batch that hold far larger numbers than the others."""
