@@ -5,6 +5,7 @@ As where a likelihood sums out a number that nobody has seen. Knows nothing of t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 
@@ -13,6 +14,7 @@ from fxguard.advice.case import Case
 from fxguard.advice.written_operands import titled
 from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
+from fxguard.source.iterated import iterated_at
 from fxguard.source.ranges import range_behind
 
 __all__ = ["has_impossible_row", "words_of_emptied", "words_of_row"]
@@ -21,12 +23,20 @@ MOST_STEPS = 256  # in one walk
 
 
 def has_impossible_row(case: Case) -> bool:
-    """Its row is -inf alone, and it does not begin with that, as a recursion over steps does."""
+    """Its row is -inf alone, which reached the loss, and no recursion over steps begins with it.
+
+    Where a later sum left it out, it is the gradient that is bad: then the -inf is meant.
+    """
+    made = case.around.range_of(case.around.made)  # not known of a backward
+    if made is None or math.isfinite(made.abs_max):
+        return False
     count = case.operands[0].count if case.operands else 0
     around = case.around
     is_again = any(
         each is not around.step and plain(each.kind) == case.name for each in _behind(case)
     )
+    source = around.step.source
+    is_again = is_again or (source is not None and iterated_at(source) is not None)
     return count > 1 and not is_again
 
 

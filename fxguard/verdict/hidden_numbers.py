@@ -52,20 +52,22 @@ def fix_of_hidden(found: HiddenAfter) -> Fix | None:
     if at is None or hides_at is None:
         return None
     name, hides = plain(found.call.kind), plain(found.hides_call.kind).rstrip("_")
-    reader, hider, bad = f"{name} ({at.place})", f"{hides} ({hides_at.place})", found.bad.text
+    reader, hider, bad = f"{name} ({at.place})", hides, found.bad.text
+    if hides_at.place != at.place:
+        hider = f"{hides} ({hides_at.place})"
     what = "where" if hides in MASKS else "mask"
     operand = _operand(found, at, name)
     example = _example(found, hides_at, operand, name)
-    example = f", {example}" if example else ""
     if found.position is None:
-        give = f"give {reader}, which made {bad}, a harmless operand{example}"
+        give = f"give {reader}, which made {bad}, {example or 'a harmless operand'}"
     else:
+        example = f", {example}" if example else ""
         give = f"give {reader} a harmless number in place of {bad}{example}"
         give += _comes_from(operand, at)
     return Fix(
         "advice",
-        f"put the {what} before the arithmetic: {give}; {hider} hides the result only afterwards, "
-        f"and the backward is 0 * {bad}",
+        f"put the {what} before the arithmetic: {give}; {hider} hides only the result: the "
+        f"backward is 0 * {bad}",
     )
 
 

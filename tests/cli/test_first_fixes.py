@@ -471,7 +471,7 @@ HIDDEN = {
         "z = (target - mu) / sigma\nnll = 0.5 * z ** 2 + sigma.log()\n"
         "nll = torch.where(seen, nll, 0.0)\n(nll.sum() / seen.sum()).backward()\n",
         "give sub (script.py:10) a harmless number in place of NaN, "
-        "torch.where(seen, target, 0); where (script.py:12) hides the result only afterwards",
+        "torch.where(seen, target, 0); where (script.py:12) hides only the result",
     ),
     "squares that masked_fill hides": (
         "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
@@ -483,7 +483,7 @@ HIDDEN = {
         "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
         "y[4] = math.nan\nerr = (net(x)[:, 0] - y) ** 2\nerr[~y.isnan()].mean().backward()\n",
         "put the mask before the arithmetic: give sub (script.py:7) a harmless number in place of "
-        "NaN; getitem (script.py:8) hides the result only afterwards",
+        "NaN; getitem (script.py:8) hides only the result",
     ),
     "a likelihood of saturated actions": (
         "net = torch.nn.Linear(3, 1)\no = torch.randn(6, 3)\n"
@@ -495,13 +495,13 @@ HIDDEN = {
     "an activation by hand": (
         "w = torch.tensor([1.0, 95.0, -2.0], requires_grad=True)\nx = w * 1\n"
         "y = torch.where(x > 0, x, 2 * (torch.exp(x) - 1))\ny.sum().backward()\n",
-        "give exp (script.py:6), which made inf, a harmless operand, torch.where(x > 0, 0, x)",
+        "give exp (script.py:6), which made inf, torch.where(x > 0, 0, x)",
     ),
     "a loss whose NaN is replaced": (
         "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
         "y[4] = math.nan\nloss = torch.nan_to_num((net(x)[:, 0] - y) ** 2).mean()\n"
         "loss.backward()\n",
-        "nan_to_num (script.py:7) hides the result only afterwards, and the backward is 0 * NaN",
+        "nan_to_num (script.py:7) hides only the result: the backward is 0 * NaN",
     ),
 }
 FACTORED = {
