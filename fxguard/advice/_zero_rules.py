@@ -261,9 +261,9 @@ ZERO_RULES = (
          "divisor alone makes 0 of it", lambda c: limit_of(c) is not None, words=words_of_limit,
          alone=True),
     Rule("zero divisor", names_in("div"), "advice",
-         "divide by {count} in place of {c.bare}, as var(unbiased=False) does, or by "
-         "max({c.bare}, 1): one row has no unbiased variance; or leave out a batch of one row, as "
-         "drop_last=True does", lambda c: bool(signs.count_less_one(c)), words=_counted),
+         "divide by {count} in place of {c.bare}, or by max({c.bare}, 1): one row has no unbiased "
+         "variance; or leave out a batch of one row, by drop_last=True",
+         lambda c: bool(signs.count_less_one(c)), words=_counted),
     Rule("zero divisor", names_in("div"), "advice",
          "look at what makes {c.bare} 0, a number of the program; if it counts, divide by "
          "max({c.bare}, 1)",
