@@ -18,8 +18,8 @@ from fxguard.history._stream import read_stream
 from fxguard.history._stretches import (
     THINNING,
     level_of,
-    read_stretch,
-    table_of,
+    read_parts,
+    tables_of,
     thinned,
     write_stretch,
 )
@@ -67,7 +67,7 @@ class Closing:
         if stream is not None and stream.last is not None:
             update_meta(self.folder, self.rank, series=stream.series)
             closed = Stretch(stretch.run, stretch.rank, stretch.first, stream.last)
-            write_stretch(self.folder, closed, table_of(stream), 0)
+            write_stretch(self.folder, closed, tables_of(stream), 0)
             self._levels[closed] = 0
         remove([path])
         self._may_be_due = True
@@ -119,8 +119,8 @@ class Closing:
     def _thin(self, stretches: list[Stretch], level: int) -> None:
         first, last = stretches[0], stretches[-1]
         result = Stretch(first.run, first.rank, first.first, last.last)
-        tables = [read_stretch(self.folder / each.name) for each in stretches]
-        write_stretch(self.folder, result, thinned(tables, result, level + 1), level + 1)
+        tables = (part for each in stretches for part in read_parts(self.folder / each.name))
+        write_stretch(self.folder, result, [thinned(tables, result, level + 1)], level + 1)
         for each in stretches:
             self._levels.pop(each, None)
         self._levels[result] = level + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ from fxguard.errors import UsageError
 from fxguard.history._files import Stretch, remove
 from fxguard.history._stream import Stream
 
-__all__ = ["COLUMNS", "level_of", "read_stretch", "table_of", "thinned", "write_stretch"]
+__all__ = [
+    "COLUMNS",
+    "level_of",
+    "read_parts",
+    "read_stretch",
+    "tables_of",
+    "thinned",
+    "write_stretch",
+]
 
 COLUMNS = ("run", "rank", "step", "last_step", "series", "low", "high")
 THINNING = 16  # steps that become one, level by level
@@ -39,25 +47,37 @@ def schema() -> Any:
     return pyarrow.schema([pyarrow.field(name, types[name]) for name in COLUMNS])
 
 
-def table_of(stream: Stream) -> Any:
-    """The rows of a stream in long form; a series is left out where it was not measured."""
+def tables_of(stream: Stream) -> Iterator[Any]:
+    """The rows of a stream in long form, some series in each table, which takes little memory.
+
+    A series is left out where it was not measured.
+    """
+    import pyarrow
+
+    names = pyarrow.array([each.name for each in stream.series], pyarrow.string())
+    steps = sum(len(of_block) for of_block, _ in stream.blocks)
+    some = max(1, ROWS // max(1, steps))
+    for first in range(0, len(stream.series), some):
+        yield _table_of(stream, range(first, min(first + some, len(stream.series))), names)
+
+
+def _table_of(stream: Stream, positions: range, names: Any) -> Any:
     import pyarrow
     from pyarrow import compute
 
-    steps, low, high, positions = array("q"), array("d"), array("d"), array("i")
-    for position in range(len(stream.series)):
+    steps, low, high, indices = array("q"), array("d"), array("d"), array("i")
+    for position in positions:
         for of_block, numbers in stream.blocks:
             count = len(numbers) // (2 * len(of_block))
             if position < count:
                 steps.extend(of_block)
                 low.extend(numbers[position :: 2 * count])
                 high.extend(numbers[count + position :: 2 * count])
-        positions.extend(array("i", [position]) * (len(steps) - len(positions)))
-    names = pyarrow.array([each.name for each in stream.series], pyarrow.string())
-    indices = _column(positions, pyarrow.int32())
+        indices.extend(array("i", [position]) * (len(steps) - len(indices)))
+    series = pyarrow.DictionaryArray.from_arrays(_column(indices, pyarrow.int32()), names)
     columns = {
         "step": _column(steps, pyarrow.int64()),
-        "series": pyarrow.DictionaryArray.from_arrays(indices, names),
+        "series": series,
         "low": _column(low, pyarrow.float64()),
         "high": _column(high, pyarrow.float64()),
     }
@@ -84,18 +104,25 @@ def _in_long_form(table: Any, last_step: Any, run: int, rank: int) -> Any:
     return pyarrow.table([columns[name] for name in COLUMNS], schema=schema())
 
 
-def thinned(tables: Sequence[Any], stretch: Stretch, level: int) -> Any:
+def thinned(tables: Iterable[Any], stretch: Stretch, level: int) -> Any:
     """The smallest and the largest of each series in each ``16 ** level`` steps.
 
     Args:
-        tables: in order of their steps, all of one run and rank.
+        tables: of one run and rank.
         stretch: what they are together.
         level: of the result.
     """
     import pyarrow
+
+    some = [_thinned(table, stretch, level) for table in tables]  # one by one for the memory
+    return _thinned(pyarrow.concat_tables(some), stretch, level)
+
+
+def _thinned(table: Any, stretch: Stretch, level: int) -> Any:
+    import pyarrow
     from pyarrow import compute
 
-    table = pyarrow.concat_tables(tables).unify_dictionaries().combine_chunks()
+    table = table.unify_dictionaries().combine_chunks()
     series = table["series"].combine_chunks()
     group = compute.divide(table["step"], pyarrow.scalar(THINNING**level, pyarrow.int64()))
     table = table.append_column("position", series.indices).append_column("group", group)
@@ -112,35 +139,38 @@ def thinned(tables: Sequence[Any], stretch: Stretch, level: int) -> Any:
     )
 
 
-def write_stretch(folder: Path, stretch: Stretch, table: Any, level: int) -> None:
+def write_stretch(folder: Path, stretch: Stretch, tables: Iterable[Any], level: int) -> None:
     """Write a closed stretch, completely or not at all, in the place of a file of the same steps.
 
     Raises:
         OSError: when it cannot be written.
     """
+    import pyarrow
     from pyarrow import parquet
 
     path = folder / stretch.name
     aside = path.with_name(f".{path.name}.part")
-    table = table.replace_schema_metadata({LEVEL: str(level).encode()})
+    of_file = schema().with_metadata({LEVEL: str(level).encode()})
     packed = {"low": "BYTE_STREAM_SPLIT", "high": "BYTE_STREAM_SPLIT"}
     counted = dict.fromkeys(("step", "last_step"), "DELTA_BINARY_PACKED")
     try:
         with aside.open("wb") as file:
-            parquet.write_table(
-                table,
+            with parquet.ParquetWriter(
                 file,
-                row_group_size=ROWS,
+                of_file,
                 compression="zstd",
                 use_dictionary=["run", "rank", "series"],
                 column_encoding={**packed, **counted},
-            )
+            ) as writer:
+                for table in tables:
+                    writer.write_table(table.cast(of_file), row_group_size=ROWS)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
     except BaseException:  # an interrupt, too
         remove([aside])
         raise
+    pyarrow.default_memory_pool().release_unused()  # the training needs it more
 
 
 def level_of(path: Path) -> int:
@@ -151,7 +181,14 @@ def level_of(path: Path) -> int:
 
 
 def read_stretch(path: Path) -> Any:
-    """The table of a closed stretch.
+    """The table of a closed stretch; raises what :func:`read_parts` does."""
+    import pyarrow
+
+    return pyarrow.concat_tables([schema().empty_table(), *read_parts(path)])
+
+
+def read_parts(path: Path) -> Iterator[Any]:
+    """The table of a closed stretch, part by part.
 
     Raises:
         UsageError: if the file is damaged, or none of a history.
@@ -160,12 +197,15 @@ def read_stretch(path: Path) -> Any:
     import pyarrow
     from pyarrow import parquet
 
-    try:
-        with path.open("rb") as file:
-            table = parquet.ParquetFile(file).read(list(COLUMNS), use_threads=False)
-        table = table.select(list(COLUMNS)).cast(schema())
-        if any(column.null_count for column in table.columns):
-            raise ValueError("a number is missing")
-    except (pyarrow.ArrowException, ValueError, KeyError) as error:
-        raise UsageError(f"{path}: not a history of fxguard: {error}") from error
-    return table
+    of_file = schema()
+    with path.open("rb") as file:
+        try:
+            opened = parquet.ParquetFile(file)
+            for part in range(opened.num_row_groups):
+                table = opened.read_row_group(part, list(COLUMNS), use_threads=False)
+                table = table.select(list(COLUMNS)).cast(of_file)
+                if any(column.null_count for column in table.columns):
+                    raise ValueError("a number is missing")
+                yield table
+        except (pyarrow.ArrowException, ValueError, KeyError) as error:
+            raise UsageError(f"{path}: not a history of fxguard: {error}") from error

@@ -12,14 +12,14 @@ from typing import Any
 
 from fxguard.history._files import listed
 from fxguard.history._stream import read_stream
-from fxguard.history._stretches import read_stretch, table_of
+from fxguard.history._stretches import read_stretch, tables_of
 
-__all__ = ["Numbers", "tables_of"]
+__all__ = ["Numbers"]
 
 TYPES = {"run": "i", "step": "q", "last_step": "q", "low": "d", "high": "d"}
 
 
-def tables_of(folder: Path, rank: int) -> Iterator[Any]:
+def _all_tables(folder: Path, rank: int) -> Iterator[Any]:
     """The stretches of a rank in long form, in order of run and step, the open one last.
 
     Raises:
@@ -34,7 +34,7 @@ def tables_of(folder: Path, rank: int) -> Iterator[Any]:
         elif stretch.rank == rank:
             stream = read_stream(folder / stretch.name)
             if stream is not None:
-                yield table_of(stream)
+                yield from tables_of(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Numbers:
 
     @classmethod
     def of(cls, folder: Path, rank: int) -> Numbers:
-        """Read them; raises what :func:`tables_of` does."""
+        """Read them; raises what :func:`_all_tables` does."""
         from pyarrow import compute
 
-        tables = list(tables_of(folder, rank))
+        tables = list(_all_tables(folder, rank))
         parts: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for place, table in enumerate(tables):
             for chunk, before in _chunks(table["series"]):

@@ -130,8 +130,8 @@ class History:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names of the series."""
-        return tuple(self.described)
+        """The names of the series, in the order of execution."""
+        return tuple(sorted(self.described, key=lambda name: self.described[name].order))
 
     @property
     def runs(self) -> tuple[int, ...]:

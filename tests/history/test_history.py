@@ -53,7 +53,7 @@ def test_it_says_what_it_holds(folder: Path) -> None:
         "step 4999: data: input 0 (train.py:20), 1 step before the loss moved"
     )
     assert (history.ranks, history.runs) == ((0, 1), (0,))
-    assert history.series == (LOSS.name, MATMUL.name)
+    assert history.series == (MATMUL.name, LOSS.name)  # in the order of execution
     assert history.described[LOSS.name] == LOSS
     assert history.about == {0: {"script": "train.py"}}
     assert len(history.steps) == 9_000

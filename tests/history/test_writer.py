@@ -408,7 +408,7 @@ def test_a_disk_that_is_full_when_a_stretch_closes_loses_nothing(
 ) -> None:
     """The stream stays, and no half of a Parquet file."""
     writer = write(tmp_path, range(63), close=False)
-    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    monkeypatch.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
         writer.add(row(63))
     writer.add(row(64))
