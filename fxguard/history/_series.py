@@ -40,6 +40,7 @@ class Series:
     source: str = ""  # "gpt.py:31"
     order: int = 0  # position in the order of execution
     detail: str = ""  # of inputs and targets: "mean", "share of zeros", "distinct"
+    dtype: str = ""  # of what an operation made: "float16"; "" if that is not known
 
 
 @dataclass(frozen=True, slots=True)

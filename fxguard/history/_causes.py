@@ -1,0 +1,112 @@
+"""The cause of an event, and its evidence in plain sentences."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from fxguard.history._climbs import Climb
+from fxguard.history._first import Exit
+from fxguard.history._said import said
+from fxguard.history._series import Series
+from fxguard.report.event import Cause, Event
+from fxguard.report.in_words import times
+
+__all__ = ["explained", "growth"]
+
+CAUSE: dict[str, Cause] = {
+    "input": "data",
+    "target": "data",
+    "drift": "weights",
+    "setting": "step",
+    "state": "step",
+    "gradient": "gradient",
+    "step": "gradient",  # settings and states come before it, and did not leave their bands
+    "backward": "gradient",
+    "operation": "operation",
+}
+MOVED = 5.0  # deviations by which a loss has moved
+LOSSES = ("loss", "entropy", "nll")  # in names of operations that compare outputs with targets
+
+
+def explained(
+    series: list[Series], steps: list[int], table: Tensor, far: Tensor, exits: list[Exit]
+) -> Event:
+    """The event that the last line shows.
+
+    Args:
+        series: the columns.
+        steps: of the lines.
+        table: the numbers.
+        far: their distances from their bands, in deviations.
+        exits: what left its band first, in order of execution.
+    """
+    last = len(steps) - 1
+    begin = exits[0].line if exits else last
+    moved, loss = _moved(series, far, begin)
+    evidence = [said(series, steps, table, one) for one in exits[:1]]
+    cause: Cause = "unknown"
+    what, source = "loss", ""
+    if exits:
+        known = series[exits[0].place]
+        cause, what, source = CAUSE.get(known.kind, "unknown"), known.what, known.source
+        given = _given(series, known)
+        if given is not None:
+            cause, what = "data", given.what
+            seen = "in their bands" if given.kind == "target" else "in its band"
+            evidence.append(f"what was computed before is in its band, and {what} {seen}")
+    if loss is not None:
+        before, now = float(table[max(0, moved - 1), loss]), float(table[moved, loss])
+        evidence.append(f"the loss goes from {before:.3g} to {now:.3g} in step {steps[moved]}")
+    lead = 0 if loss is None else steps[moved] - steps[begin]
+    return Event(steps[begin], cause, what, source, lead, tuple(dict.fromkeys(evidence)))
+
+
+def growth(known: Series, climb: Climb, begin: int, now: float) -> Event:
+    """The event of a climb, with the number that it has reached."""
+    text = f"{known.what}: {now:.2g}, twice as large every {times(1 / climb.rate)} steps"
+    if math.isfinite(climb.ends):
+        text += f": {known.dtype} ends in about {times(climb.ends)} steps"
+    return Event(begin, "growth", known.what, known.source, evidence=(text,))
+
+
+def _moved(series: list[Series], far: Tensor, begin: int) -> tuple[int, int | None]:
+    """The first line in which a loss has moved, and the column of that loss."""
+    losses = [place for place, known in enumerate(series) if known.kind == "loss"]
+    for line in range(begin, len(far)):
+        for place in losses:
+            if float(far[line, place]) >= MOVED:
+                return line, place
+    return len(far) - 1, None
+
+
+def _given(series: list[Series], first: Series) -> Series | None:
+    """What is to blame where an operation left its band first: an input, or targets.
+
+    The numbers of an operation that reads what the model is given, before any weight or with
+    weights that are as they were, change with it. So does a loss, if the outputs have not changed.
+    """
+    if first.kind == "loss" or (first.kind == "operation" and _compares(series, first)):
+        return next((one for one in series if one.kind == "target"), None)
+    if first.kind == "operation" and _reads_inputs_alone(series, first):
+        return next((one for one in series if one.kind == "input"), None)
+    return None
+
+
+def _compares(series: list[Series], operation: Series) -> bool:
+    """Whether an operation belongs to the loss."""
+    if any(part in operation.what.rpartition(" ")[2] for part in LOSSES):
+        return True
+    return any(one.kind == "target" and one.order < operation.order for one in series)
+
+
+def _reads_inputs_alone(series: list[Series], operation: Series) -> bool:
+    """Whether no operation before this one belongs to a module that has weights."""
+    owners = {one.what.rpartition(".")[0] for one in series if one.kind == "weight"}
+    weighted = (
+        one.order
+        for one in series
+        if one.kind == "operation" and one.what.rpartition(" ")[0] in owners
+    )
+    return operation.order <= min(weighted, default=operation.order)

@@ -1,0 +1,110 @@
+"""What left its band first, in order of execution, before something jumped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxguard.history._series import Series
+from fxguard.history._watch import TINY
+
+__all__ = ["Exit", "first_exit"]
+
+BACK = 64  # steps in which a cause is looked for
+OUT, OUT_BELOW = 5.0, 6.0  # deviations above and below the median
+BEYOND_USUAL = 1.25  # times as far as the series has been while nothing happened
+CLEARLY = 1.3  # the same, for what is first in its step
+STRONG = 1.6  # the same, for what lasts one step only
+GAP = 2  # steps in which nothing is out, within one disturbance
+NO_DRIFT = 1e-5  # of a weight, relative to its norm: rounding
+
+# Within a step. A weight that nothing but the optimizer used to write has been written before it.
+PHASE = {
+    "input": 1,
+    "operation": 2,
+    "target": 2,
+    "loss": 2,
+    "backward": 3,
+    "gradient": 4,
+    "setting": 5,
+    "state": 6,
+    "step": 7,
+    "drift": 8,
+}
+WRITTEN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A series that left its band."""
+
+    line: int  # of the table
+    place: int  # of the series
+    distance: float  # from the median, in deviations: negative below it
+    is_first_write: bool  # of a weight that nothing but the optimizer used to write
+
+
+def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: int) -> list[Exit]:
+    """What left its band first in the disturbance that the last line is part of, and what else did.
+
+    Args:
+        series: the columns.
+        values: octaves, a line for each step; the last is the one in which something jumped.
+        distances: of the values from their bands, in deviations.
+        after: the last line of an earlier disturbance; -1 for none.
+
+    Returns:
+        What left its band in the first step of the disturbance, in order of execution. Empty if
+        nothing did.
+    """
+    count = len(values)
+    start = max(after + 1, count - 1 - BACK)
+    calm = distances[after + 1 : start]
+    above = calm.nan_to_num(0.0).clamp(min=0).amax(dim=0) if len(calm) else 0 * distances[-1]
+    below = calm.nan_to_num(0.0).clamp(max=0).amin(dim=0) if len(calm) else 0 * distances[-1]
+    above = (BEYOND_USUAL * above.nan_to_num(0.0)).clamp(min=OUT)
+    below = (-BEYOND_USUAL * below.nan_to_num(0.0)).clamp(min=OUT_BELOW)
+    seen = distances[start:]
+    out = torch.maximum(seen / above, -seen / below).nan_to_num(0.0)
+    phases = [PHASE.get(known.kind, -1) for known in series]
+    drifts = torch.tensor([known.kind == "drift" for known in series])
+    used_to = (values[: count - 1] > TINY).logical_and_(values[: count - 1].isnan().logical_not_())
+    unwritten = drifts & ~used_to[max(0, start - BACK) : start].any(dim=0)
+    for place, known in enumerate(series):
+        if phases[place] < 0:
+            out[:, place] = 0
+        elif known.kind in ("setting", "gradient", "step"):
+            out[:, place] *= seen[:, place] > 0  # what becomes smaller makes nothing jump
+        elif known.kind == "drift":
+            size = torch.exp2(values[start:, place]).nan_to_num(0.0)
+            out[:, place] *= size > NO_DRIFT
+    begin = _begin(out)
+    found = [
+        Exit(start + begin, place, float(seen[begin, place]), bool(unwritten[place]))
+        for place in range(len(series))
+        if out[begin, place] >= 1
+    ]
+
+    def order(one: Exit) -> tuple[int, int, int]:
+        phase = WRITTEN if one.is_first_write else phases[one.place]
+        return phase, series[one.place].order, one.place
+
+    found.sort(key=order)
+    clear = [one for one in found if out[begin, one.place] >= CLEARLY]
+    return clear or found
+
+
+def _begin(out: Tensor) -> int:
+    """The first step of the disturbance that goes on in the last line."""
+    strong = (out >= STRONG).any(dim=1)
+    lasting = (out[:-1] >= 1) & (out[1:] >= 1)
+    lasts = torch.cat([lasting.any(dim=1), (out[-1:] >= 1).any(dim=1)])
+    begin = last = len(out) - 1
+    for line in range(last, -1, -1):
+        if strong[line] or lasts[line]:
+            begin = line
+        elif begin - line > GAP:
+            break
+    return begin

@@ -1,0 +1,112 @@
+"""Finds the events of a training run while it runs, and what caused each."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fxguard.history._bands import distances, in_octaves
+from fxguard.history._causes import explained, growth
+from fxguard.history._climbs import Climb, Climbs, begins
+from fxguard.history._first import first_exit
+from fxguard.history._rows import KEPT, Rows
+from fxguard.history._series import Row, Series
+from fxguard.history._watch import HUGE, TINY, USUAL, Watch
+from fxguard.report.event import Event
+
+__all__ = ["Judge"]
+
+SETTLED = 16  # steps within the band after which an event has ended
+PATTERNS = 8  # sets of weights whose gradients are measured together
+
+
+class Judge:
+    """Reads each step once, in order.
+
+    Example:
+        >>> judge = Judge()
+        >>> place = judge.register(Series("loss train.py:9", "loss", "loss"))
+        >>> [judge.seen(Row(step, [2.0], [2.0])) for step in range(80)][-1]
+        []
+        >>> judge.seen(Row(80, [9.0], [9.0]))[0].cause
+        'unknown'
+    """
+
+    def __init__(self) -> None:
+        self._series: list[Series] = []
+        self._rows = Rows()
+        self._climbs = Climbs()
+        self._losses: dict[int, Watch] = {}
+        self._gradients: list[int] = []
+        self._index = torch.zeros(0, dtype=torch.long)
+        self._norms: dict[tuple[bool, ...], Watch] = {}  # by which gradients are measured
+        self._calm = 0  # steps since something was out of its band
+        self._event: int | None = None  # step of an event that has not ended
+        self._ended = -1  # last step of the event before
+
+    def register(self, series: Series) -> int:
+        """Take a series, at any time; return its position in the rows from then on."""
+        place = len(self._series)
+        self._series.append(series)
+        if series.kind == "loss":
+            self._losses[place] = Watch()
+        if series.kind == "gradient":
+            self._gradients.append(place)
+        return place
+
+    @torch.no_grad()
+    def seen(self, row: Row) -> list[Event]:
+        """Take the numbers of one step; return the events that it shows."""
+        numbers = self._rows.add(row)
+        climb = self._climbs.seen(numbers, self._series)
+        grown = [self._growth(climb)] if climb and self._is_calm(row.step) else []
+        jumped = self._jumped(row)
+        if self._event is not None:
+            self._calm = 0 if jumped else self._calm + 1
+            if self._calm >= SETTLED:
+                self._ended, self._event = row.step, None
+            return grown
+        if not jumped:
+            return grown
+        self._calm, self._event = 0, row.step
+        return [*grown, self._explained()]
+
+    def _jumped(self, row: Row) -> list[int]:
+        """Losses, and the norm of all gradients as -1, that are above their bands."""
+        high = row.high
+        found = [
+            place
+            for place, watch in self._losses.items()
+            if place < len(high) and watch.jumps(high[place])
+        ]
+        norms = [high[place] for place in self._gradients if place < len(high)]
+        measured = tuple(norm == norm for norm in norms)  # NaN is not
+        if any(measured):
+            watch = self._norms.get(measured)
+            if watch is None:
+                if len(self._norms) == PATTERNS:
+                    del self._norms[next(iter(self._norms))]
+                watch = self._norms[measured] = Watch()
+            if watch.jumps(math.sqrt(sum(norm * norm for norm in norms if norm == norm))):
+                found.append(-1)
+        return found
+
+    def _is_calm(self, step: int) -> bool:
+        """Whether no event goes on, and what is usual was learned after the last one."""
+        return self._event is None and (self._ended < 0 or step - self._ended > USUAL)
+
+    def _growth(self, climb: Climb) -> Event:
+        steps, table = self._rows.last(2 * USUAL, len(self._series))
+        known = self._series[climb.place]
+        column = table[:, climb.place]
+        begin = begins(column.abs().log2().clamp(TINY, HUGE))
+        return growth(known, climb, steps[begin], float(column[-1]))
+
+    def _explained(self) -> Event:
+        steps, table = self._rows.last(KEPT, len(self._series))
+        values = in_octaves(table, self._series)
+        far = distances(values)
+        after = max((line for line, step in enumerate(steps) if step <= self._ended), default=-1)
+        exits = first_exit(self._series, values, far, after)
+        return explained(self._series, steps, table, far, exits)

@@ -1,0 +1,70 @@
+"""What left its band, as a plain sentence with numbers."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from fxguard.history._first import Exit
+from fxguard.history._series import Series
+from fxguard.report.in_words import percent, times
+
+__all__ = ["said"]
+
+
+def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> str:
+    """The sentence.
+
+    Args:
+        series: the columns.
+        steps: of the lines.
+        table: the numbers.
+        one: what left its band, and in which line.
+    """
+    known, step = series[one.place], steps[one.line]
+    now = float(table[one.line, one.place])
+    if known.kind == "drift":
+        return _written(series, table, one, step)
+    if known.kind == "gradient" and known.detail:
+        return (
+            f"the gradient of {known.what} points elsewhere in step {step} than the backward made "
+            f"it: their cosine is {1 - now:.2g}"
+        )
+    return f"{_name(known)} goes from {_before(table, one):.3g} to {now:.3g} in step {step}"
+
+
+def _before(table: Tensor, one: Exit) -> float:
+    column = table[: one.line, one.place]
+    measured = column[column == column]
+    return float(measured[-1]) if len(measured) else math.nan
+
+
+def _name(known: Series) -> str:
+    if known.kind in ("input", "target"):
+        return f"the {known.detail or 'largest'} of {known.what}"
+    if known.kind == "gradient":
+        return f"the norm of the gradient of {known.what}"
+    if known.kind == "step":
+        return f"the step of {known.what}, relative to its norm,"
+    if known.kind == "loss":
+        return "the loss"
+    if known.kind == "state":
+        return f"the largest of {known.what}"
+    return " ".join(filter(None, (known.what, known.detail)))
+
+
+def _written(series: list[Series], table: Tensor, one: Exit, step: int) -> str:
+    what, now = series[one.place].what, float(table[one.line, one.place])
+    for place, known in enumerate(series):
+        if known.kind == "weight" and known.what == what and one.line:
+            norm, before = float(table[one.line, place]), float(table[one.line - 1, place])
+            if before > 0 and not 0.8 < norm / before < 1.25:
+                return (
+                    f"{what} is {times(norm / before)} times as large in step {step} as in the "
+                    "step before; no step of the optimizer wrote it"
+                )
+    return (
+        f"{what} is changed by {percent(now)} of its norm before step {step}; no step of the "
+        "optimizer wrote it"
+    )

@@ -1,0 +1,86 @@
+"""Whether one number jumps above what is usual for it: a loss, the norm of all gradients."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+__all__ = ["FLOOR", "USUAL", "Watch", "octaves"]
+
+USUAL = 64  # steps that say what is usual
+FLOOR = 0.1  # of a deviation, in octaves: a series never counts as steadier than 7 %
+JUMP = 6.0  # deviations of the mean of three steps
+JUMP_AT_ONCE = 14.0  # deviations of one step
+REFRESHED = 8  # steps after which what is usual is computed anew
+TINY, HUGE = -200.0, 1100.0  # octaves that stand for zero and for infinity
+
+
+def octaves(number: float) -> float:
+    """log2 of the magnitude, with a number for zero and one for infinity."""
+    if math.isnan(number):
+        return math.nan
+    magnitude = abs(number)
+    if math.isinf(magnitude):
+        return HUGE
+    return max(TINY, math.log2(magnitude)) if magnitude else TINY
+
+
+class Watch:
+    """The numbers of one series, of which some are negative or not."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=3)
+        self._means: deque[float] = deque(maxlen=USUAL)
+        self._raw: deque[float] = deque(maxlen=USUAL)
+        self._limit = math.inf
+        self._limit_at_once = math.inf
+        self._age = 0
+
+    def jumps(self, number: float) -> bool:
+        """Take the number of one step; whether it is above its band. NaN is not measured."""
+        value = octaves(number)
+        if math.isnan(value):
+            return False
+        if value == HUGE:
+            return len(self._means) == USUAL  # what is infinite says nothing about what is usual
+        self._last.append(value)
+        mean = sum(self._last) / len(self._last)
+        found = False
+        if len(self._means) == USUAL:
+            if self._age % REFRESHED == 0:
+                self._refresh()
+            if mean > self._limit or value > self._limit_at_once:
+                self._refresh()
+                found = mean > self._limit or value > self._limit_at_once
+                found = found and not self._is_usual_with_sign(number)
+            self._age += 1
+        self._means.append(mean)
+        self._raw.append(number)
+        return found
+
+    def forget(self) -> None:
+        """Learn anew what is usual."""
+        self._means.clear()
+        self._raw.clear()
+        self._last.clear()
+
+    def _refresh(self) -> None:
+        middle, deviation = band(list(self._means))
+        self._limit = max(middle + JUMP * deviation, max(self._means) + FLOOR)
+        self._limit_at_once = max(middle + JUMP_AT_ONCE * deviation, max(self._means) + 1.0)
+
+    def _is_usual_with_sign(self, number: float) -> bool:
+        """Whether a series that crosses zero is within its band as it is, not in octaves."""
+        if min(self._raw) > 0 < number:
+            return False
+        middle, _ = band(list(self._raw))
+        deviation = 1.4826 * median(abs(known - middle) for known in self._raw)
+        reach = max(JUMP_AT_ONCE * deviation, max(abs(known - middle) for known in self._raw))
+        return abs(number - middle) <= reach
+
+
+def band(values: list[float]) -> tuple[float, float]:
+    """Median, and the deviation that a normal distribution of the same spread has."""
+    middle = median(values)
+    return middle, max(FLOOR, 1.4826 * median(abs(value - middle) for value in values))
