@@ -73,8 +73,8 @@ def numerically_stable(
 
     Returns:
         A result that is True or False, and as text the first operation whose error is larger. If
-        it is False and the reference is float64, it has the error budget of the output too: how far
-        off that is, and which lines this comes from.
+        that is one of the forward and the reference is float64, it has the error budget of the
+        output too: how far off that is, and which lines this comes from.
 
     Raises:
         FxguardError: when nothing could be compared, or the reference is not more precise. With
@@ -124,7 +124,8 @@ def numerically_stable(
         found.taken_over,
         found.without_gradient,
     )
-    if not told and reference == torch.float64:
+    first = told.first
+    if first is not None and first.phase == "forward" and reference == torch.float64:
         args, named = converted((inputs, kwargs), dtype)
         told = replace(told, budget=budget_as_it_is(_in_dtype(model, dtype), args, named))
     if between or found.without_kernel:
