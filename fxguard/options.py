@@ -44,6 +44,7 @@ class InstrumentOptions(TypedDict, total=False):
     reproduce_ranges_only: bool
     sync_ranks: bool
     trace_to: str | os.PathLike[str] | None
+    history: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,14 @@ class Options:
         default=None,
         metadata={
             "help": "write traced batches and detections into files in this folder",
+            "metavar": "FOLDER",
+        },
+    )
+    history: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata={
+            "help": "keep the numbers of every training step in this folder, and say why the loss "
+            "jumped",
             "metavar": "FOLDER",
         },
     )
@@ -202,7 +211,7 @@ class Options:
                 "strict asks for values that leave no graph, and replay looks at no others: "
                 "take one of them"
             )
-        for name in ("trace_to", "reproduce_to"):
+        for name in ("trace_to", "reproduce_to", "history"):
             folder = getattr(self, name)
             if folder is None:
                 continue

@@ -41,6 +41,7 @@ def instrument(
     reproduce_ranges_only: bool = False,
     sync_ranks: bool = False,
     trace_to: str | os.PathLike[str] | None = None,
+    history: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Check every operation of a model for inf and NaN, in forward and backward, in place.
 
@@ -94,6 +95,10 @@ def instrument(
         trace_to: a folder for a file with all frames of the traced batches, and of each batch in
             which something was found (once for each first origin); :func:`fxguard.load_trace` reads
             it.
+        history: a folder for the numbers of every training step, from one optimizer's step to the
+            next: ranges of operations, losses, gradients, weights, the optimizer's settings and
+            states. When the loss or a gradient jumps, a line on stderr says what changed first.
+            :func:`fxguard.load_history` reads the folder. It needs ``fxguard[history]``.
 
     Returns:
         The same object; for a function, a module that looks like it and calls it.
@@ -122,6 +127,7 @@ def instrument(
         reproduce_ranges_only=reproduce_ranges_only,
         sync_ranks=sync_ranks,
         trace_to=trace_to,
+        history=history,
     )
     module: Any = model if isinstance(model, Module) else module_of(model)
     check_can_instrument(module)

@@ -32,6 +32,10 @@ def listeners_for(recorder: Recorded) -> Sequence[Listener]:
         from fxguard.underflow.underflows import Underflows
 
         found.append(Underflows(recorder, options.underflow))
+    if options.history is not None:
+        from fxguard.history.recorder import Histories
+
+        found.append(Histories(recorder))
     return [*found, Reasons(recorder), Reproducers(recorder), Patches(recorder)]
 
 

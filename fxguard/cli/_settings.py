@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 NAMES = (*(option.name for option in fields(Options)), "report")
-PATHS = ("report", "trace_to", "reproduce_to")
+PATHS = ("report", "trace_to", "reproduce_to", "history")
 NOT_REPEATED = (*PATHS, "reproduce_ranges_only", "trace_batch_nums", "abort_after_batch_num")
 
 

@@ -244,7 +244,11 @@ def _cannot_write(settings: Mapping[str, Any]) -> str | None:
             return f"no such folder for the {what}: {file}"
         if not _is_writable(file.parent) or (file.exists() and not os.access(file, os.W_OK)):
             return f"the {what} cannot be written to {file}"
-    for name, what in (("trace_to", "traces"), ("reproduce_to", "tests")):
+    for name, what in (
+        ("trace_to", "traces"),
+        ("reproduce_to", "tests"),
+        ("history", "a history"),
+    ):
         if (folder := settings.get(name)) is None:
             continue
         there = Path(os.path.abspath(folder))

@@ -1,0 +1,209 @@
+"""Keeps the history of one guarded model: a row of numbers for each step of its training."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os.path
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.loss import Loss
+from fxguard.graph.nodes import class_name
+from fxguard.guard.listeners import Listener, Recorded
+from fxguard.history._backwards import hear_of_backwards
+from fxguard.history._data import note_data, note_inputs, targets_of
+from fxguard.history._judge import Judge
+from fxguard.history._losses import Losses
+from fxguard.history._open_step import OpenStep
+from fxguard.history._operations import Operations, named_line
+from fxguard.history._series import Series
+from fxguard.history._weights import WeightsOfOptimizer
+from fxguard.history._writer import Writer, need_pyarrow
+from fxguard.ranks import agreement
+from fxguard.report import terminal
+from fxguard.source.lines import Place
+from fxguard.steps.step_hooks import StepHooks
+from fxguard.verdict.report_of import Finished
+
+__all__ = ["Histories"]
+
+_open: weakref.WeakSet[Histories] = weakref.WeakSet()  # whose files are to be ended
+_folders: dict[str, str] = {}  # by what a user gave: the model that has it
+
+WITHOUT = 16  # calls with gradients and without an optimizer's step: from then on each is a step
+
+
+class Histories(Listener):
+    """Notes what happens in each step, writes it down, and tells of events.
+
+    A step ends with the steps of optimizers, when the model is called again. Calls without
+    gradients, such as an evaluation, are no part of one.
+
+    Args:
+        recorder: the batches of the model.
+    """
+
+    def __init__(self, recorder: Recorded) -> None:
+        super().__init__(recorder)
+        need_pyarrow()
+        self.writer: Writer | None = None  # None before the first step has ended
+        self.judge = Judge()
+        self._series: list[Series] = []
+        self.step = OpenStep(self._register)
+        self.operations = Operations(self.step)
+        self._losses = Losses()
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, WeightsOfOptimizer]
+        self._optimizers = weakref.WeakKeyDictionary()
+        self._names: dict[int, str] = {}
+        self._arguments: list[str] | None = None  # names of the model's positional ones
+        self._calls = 0  # with gradients since the last step
+        self._has_stepped = False  # since the row began
+        self._ever_stepped = False
+        self.number = 0  # of the step that runs
+        self._counts = False  # whether the batch that runs is one of a training
+        self._begun = time.perf_counter()
+        self._hooks = StepHooks(self._before, self._after)
+        self._end = hear_of_backwards(self._backward_comes)
+        _open.add(self)
+
+    def begins(self, batch: Batch) -> None:
+        """End the step before."""
+        ends = self._has_stepped or (not self._ever_stepped and self._calls >= WITHOUT)
+        if ends:
+            self._close()
+        self._counts = torch.is_grad_enabled()
+        self._calls += self._counts
+
+    def read(self, finished: Finished, error: Exception | None) -> Finished:
+        """Note what the model was given, and what its operations have made."""
+        if self._counts:
+            if (call := finished.batch.call) is not None:
+                note_inputs(self.step, self._names_of_arguments(), call.args, call.kwargs)
+            self.operations.add(finished.batch)
+        return finished
+
+    def loss_came(self, loss: Loss) -> None:
+        """Note what the script has computed from the outputs of the model."""
+        if self._calls:
+            with loss.read() as batch:
+                self.operations.add(batch)
+
+    def closes(self) -> None:
+        """End the last step and the files."""
+        if self not in _open:
+            return
+        _open.discard(self)
+        self._hooks.close()
+        self._end()
+        if self._has_stepped:
+            self._close()
+        if self.writer is not None:
+            self.writer.close()
+
+    @property
+    def path(self) -> Path | None:
+        """The folder; None before the first step has ended."""
+        return None if self.writer is None else self.writer.folder
+
+    def _register(self, series: Series) -> None:
+        self._series.append(series)
+        self.judge.register(series)
+        if self.writer is not None:
+            self.writer.register(series)
+
+    def _opened(self) -> Writer:
+        """The files, which begin with the first step: many models of a script are never trained."""
+        if self.writer is None:
+            self.writer = Writer(
+                _folder_of(self), rank=agreement.current_rank() or 0, about=_about(self)
+            )
+            self.number = self.writer.next_step
+            for series in self._series:
+                self.writer.register(series)
+        return self.writer
+
+    def _close(self) -> None:
+        now = time.perf_counter()
+        seconds, self._begun = now - self._begun, now
+        self.step.note(self.step.series("time", "seconds"), seconds, seconds)
+        writer = self._opened()
+        row = self.step.row(self.number)
+        self.number += 1
+        self._calls, self._has_stepped = 0, False
+        writer.add(row)
+        for event in self.judge.seen(row):
+            writer.event(event)
+            terminal.write("\n".join(f"fxguard: {line}" for line in event.verdict), sys.stderr)
+
+    def _names_of_arguments(self) -> list[str]:
+        if self._arguments is None:
+            model = self.recorder.model
+            try:
+                found = inspect.signature(type(model).forward if model is not None else id)
+                self._arguments = list(found.parameters)[1:]
+            except (TypeError, ValueError):
+                self._arguments = []
+        return self._arguments
+
+    def _backward_comes(self, roots: list[Tensor], place: Place | None) -> None:
+        if not self._calls:  # of another model
+            return
+        for root in roots:
+            if (found := self._losses.of_root(root)) is not None:
+                self.step.later(self.step.series("loss", "loss", named_line(place)), *found)
+                for target in targets_of(root):
+                    note_data(self.step, "target", "targets", target)
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        weights = self._weights_of(optimizer)
+        if weights:
+            weights.before()
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        weights = self._weights_of(optimizer)
+        if weights:
+            weights.after(optimizer)
+            self._has_stepped = self._ever_stepped = True
+
+    def _weights_of(self, optimizer: Optimizer) -> WeightsOfOptimizer:
+        found = self._optimizers.get(optimizer)
+        if found is None or not found.is_of(optimizer):
+            model = self.recorder.model
+            names = {} if model is None else {id(x): name for name, x in model.named_parameters()}
+            found = self._optimizers[optimizer] = WeightsOfOptimizer(self.step, optimizer, names)
+        return found
+
+
+def _folder_of(history: Histories) -> Path:
+    """The folder that was asked for; one inside it for a second model of the process."""
+    asked = history.options.history
+    assert asked is not None
+    model = history.recorder.model
+    name = history.recorder.held_as or class_name(type(model))
+    owner = _folders.setdefault(os.path.realpath(asked), name)
+    return Path(asked) if owner == name else Path(asked, name)
+
+
+def _about(history: Histories) -> dict[str, str]:
+    """What a history says of its run."""
+    model = history.recorder.model
+    return {
+        "model": class_name(type(model)),
+        "script": os.path.basename(sys.argv[0]) if sys.argv else "",
+        "torch": torch.__version__,
+    }
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in tuple(_open):
+        each.closes()
