@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -11,9 +12,9 @@ from fxguard.history._first import Exit
 from fxguard.history._said import said
 from fxguard.history._series import Series
 from fxguard.report.event import Cause, Event
-from fxguard.report.in_words import times
+from fxguard.report.in_words import percent, times
 
-__all__ = ["explained", "growth"]
+__all__ = ["explained", "growth", "jump_of_growth"]
 
 CAUSE: dict[str, Cause] = {
     "input": "data",
@@ -27,6 +28,7 @@ CAUSE: dict[str, Cause] = {
     "operation": "operation",
 }
 MOVED = 5.0  # deviations by which a loss has moved
+JUST_NOW = 8  # lines, of which the first in which the loss has moved is that of its jump
 LOSSES = ("loss", "entropy", "nll")  # in names of operations that compare outputs with targets
 
 
@@ -56,19 +58,38 @@ def explained(
             cause, what = "data", given.what
             seen = "in their bands" if given.kind == "target" else "in its band"
             evidence.append(f"what was computed before is in its band, and {what} {seen}")
+        elif cause == "gradient" and (left := _share(series, exits)) > 0.5:
+            what = "all gradients"
+            evidence.append(f"so do those of {percent(left)} of the weights")
     if loss is not None:
-        before, now = float(table[max(0, moved - 1), loss]), float(table[moved, loss])
-        evidence.append(f"the loss goes from {before:.3g} to {now:.3g} in step {steps[moved]}")
+        evidence.append(_of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - steps[begin]
     return Event(steps[begin], cause, what, source, lead, tuple(dict.fromkeys(evidence)))
 
 
 def growth(known: Series, climb: Climb, begin: int, now: float) -> Event:
-    """The event of a climb, with the number that it has reached."""
+    """The event of a climb that began in a step, with the number that it has reached."""
     text = f"{known.what}: {now:.2g}, twice as large every {times(1 / climb.rate)} steps"
     if math.isfinite(climb.ends):
         text += f": {known.dtype} ends in about {times(climb.ends)} steps"
     return Event(begin, "growth", known.what, known.source, evidence=(text,))
+
+
+def jump_of_growth(
+    series: list[Series], steps: list[int], table: Tensor, far: Tensor, climb: Climb, begin: int
+) -> Event:
+    """The event of a jump in the last line, while a series climbs."""
+    told = growth(series[climb.place], climb, begin, float(table[-1, climb.place]))
+    moved, loss = _moved(series, far, max(0, len(steps) - JUST_NOW))
+    evidence = told.evidence
+    if loss is not None:
+        evidence += (_of_loss(steps, table, moved, loss),)
+    return replace(told, lead=steps[moved] - begin, evidence=evidence)
+
+
+def _of_loss(steps: list[int], table: Tensor, moved: int, loss: int) -> str:
+    before, now = float(table[max(0, moved - 1), loss]), float(table[moved, loss])
+    return f"the loss goes from {before:.3g} to {now:.3g} in step {steps[moved]}"
 
 
 def _moved(series: list[Series], far: Tensor, begin: int) -> tuple[int, int | None]:
@@ -79,6 +100,13 @@ def _moved(series: list[Series], far: Tensor, begin: int) -> tuple[int, int | No
             if float(far[line, place]) >= MOVED:
                 return line, place
     return len(far) - 1, None
+
+
+def _share(series: list[Series], exits: list[Exit]) -> float:
+    """Of how many of the weights the gradients or the steps left their bands as the first did."""
+    first = series[exits[0].place]
+    alike = [one for one in series if (one.kind, one.detail) == (first.kind, first.detail)]
+    return sum(series[one.place] in alike for one in exits) / len(alike)
 
 
 def _given(series: list[Series], first: Series) -> Series | None:

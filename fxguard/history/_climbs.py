@@ -23,10 +23,11 @@ STEEP = 1.0  # the same for one series
 STEEP_LONG = 2.0  # the same in blocks that are four times as long
 STEADY = 0.4  # of the mean rise from block to block: the least
 LASTING = 0.75  # of the rise between the first two of those: the rise between the last two
+BEFORE = 17  # blocks: from the first of those to the rising ones a series was slower
 FASTER = 3.0  # times the rate of the blocks before
-NEAR = 6.0  # octaves below the end of a dtype
-SOON = 1500.0  # steps before a dtype ends
-FORGOTTEN = 8  # blocks without a climb, after which one is over
+ABOUT = 0.8  # of the steepest rate: about as steep
+GOES_ON = 0.3  # of the rate that was told: a climb that is slower has ended
+LEAST = 3.0  # octaves: operations whose numbers are smaller do no harm by climbing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,17 @@ class Climbs:
         self._sum = torch.zeros(64, dtype=torch.float64)
         self._blocks = torch.full((BLOCKS, 64), torch.nan, dtype=torch.float64)
         self._in_block = 0
-        self._told: dict[int, float] = {}  # levels, of the climb that goes on
-        self._still = 0
         self._counted = 0  # blocks
+        self.told: Climb | None = None  # as it was told last, until it ends
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether a climb that was told has not ended."""
-        return bool(self._told)
+    def seen(self, numbers: Tensor, series: list[Series], *, is_calm: bool) -> Climb | None:
+        """Take the numbers of a step; return a climb that is to be told.
 
-    def seen(self, numbers: Tensor, series: list[Series]) -> Climb | None:
-        """Take the numbers of a step; return a climb that is to be told."""
+        Args:
+            numbers: one for each series.
+            series: likewise.
+            is_calm: whether a climb may begin: nothing has jumped lately.
+        """
         width = len(numbers)
         if width > len(self._sum):
             self._widen(2 * width)
@@ -69,13 +70,31 @@ class Climbs:
         self._blocks[-1] = self._sum / BLOCK
         self._sum.zero_()
         self._in_block = 0
-        return self._first(self._climbing(series), series)
+        self._counted += 1
+        if self.told is not None:
+            return self._again(self.told, series)
+        if is_calm:
+            self.told = _first(self._climbing(series), series)
+        return self.told
 
     def _widen(self, width: int) -> None:
         more = width - len(self._sum)
         self._sum = torch.cat([self._sum, self._sum.new_full((more,), torch.nan)])
         unknown = self._blocks.new_full((BLOCKS, more), torch.nan)
         self._blocks = torch.cat([self._blocks, unknown], dim=1)
+
+    def _again(self, told: Climb, series: list[Series]) -> Climb | None:
+        """The climb that was told, if its series has doubled since."""
+        blocks = self._blocks[:, told.place]
+        rate = float(blocks[-1] - blocks[-RISING]) / (RISING - 1) / BLOCK
+        if not rate >= GOES_ON * told.rate:
+            self.told = None
+            return None
+        level = float(blocks[-1])
+        if level < told.level + 1:
+            return None
+        self.told = Climb(told.place, level, rate, _end(series[told.place], level, rate))
+        return self.told
 
     def _climbing(self, series: list[Series]) -> list[Climb]:
         blocks = self._blocks[:, : len(series)]
@@ -84,42 +103,29 @@ class Climbs:
         count = sum(known.kind == "weight" for known in series)
         kept = weights if len(weights) >= max(2, MANY * count) else []
         kept += [one for one in found if one.rate * (RISING - 1) * BLOCK >= STEEP]
-        self._counted += 1
         if self._counted % 4 == 0:
             long = blocks.reshape(BLOCKS // 4, 4, -1).mean(dim=1)
             kept += _steady(long, STEEP_LONG, 4 * BLOCK, series)
         return list({one.place: one for one in kept}.values())
 
-    def _first(self, climbing: list[Climb], series: list[Series]) -> Climb | None:
-        if not climbing:
-            self._still += 1
-            if self._still >= FORGOTTEN:
-                self._told = {}
-            return None
-        self._still = 0
-        known = [one for one in climbing if one.place in self._told]
-        if self._told:
-            doubled = [one for one in known if one.level >= self._told[one.place] + 1]
-            for one in doubled:
-                self._told[one.place] = one.level
-            return doubled[0] if doubled else None
-        steepest = max(one.rate for one in climbing)
 
-        def order(one: Climb) -> tuple[bool, bool, int]:
-            kind = series[one.place].kind
-            return kind != "setting", one.rate < 0.8 * steepest, series[one.place].order
+def _first(climbing: list[Climb], series: list[Series]) -> Climb | None:
+    """A setting of an optimizer, or what comes first in a step of the steepest."""
+    steepest = max((one.rate for one in climbing), default=0.0)
 
-        first = min(climbing, key=order)
-        self._told[first.place] = first.level
-        return first
+    def order(one: Climb) -> tuple[bool, bool, int]:
+        kind = series[one.place].kind
+        return kind != "setting", one.rate < ABOUT * steepest, series[one.place].order
+
+    return min(climbing, key=order, default=None)
 
 
 def _steady(blocks: Tensor, least: float, steps: int, series: list[Series]) -> list[Climb]:
     """Series whose last blocks of so many steps rise by `least` octaves or more, ever on."""
     rises = blocks[1 - RISING :] - blocks[-RISING:-1]
     rise = blocks[-1] - blocks[-RISING]
-    first = blocks[max(-2 * RISING - 2, -len(blocks))]
-    rate_before = (blocks[-RISING] - first) / (min(2 * RISING + 2, len(blocks)) - RISING)
+    earlier = min(len(blocks), BEFORE)
+    rate_before = (blocks[-RISING] - blocks[-earlier]) / (earlier - RISING)
     highest = blocks[: 1 - RISING].nan_to_num(-torch.inf).amax(dim=0)
     climbs = rise >= least
     climbs &= rises.amin(dim=0) >= STEADY * rise / (RISING - 1)
@@ -128,9 +134,9 @@ def _steady(blocks: Tensor, least: float, steps: int, series: list[Series]) -> l
     climbs &= blocks[-1] > highest
     found = []
     for place in climbs.nonzero().flatten().tolist():
-        if series[place].kind in CLIMB:
+        kind, level = series[place].kind, float(blocks[-1, place])
+        if kind in CLIMB and (kind != "operation" or level >= LEAST):
             rate = float(rise[place]) / (RISING - 1) / steps
-            level = float(blocks[-1, place])
             found.append(Climb(place, level, rate, _end(series[place], level, rate)))
     return found
 

@@ -17,6 +17,7 @@ OUT, OUT_BELOW = 5.0, 6.0  # deviations above and below the median
 BEYOND_USUAL = 1.25  # times as far as the series has been while nothing happened
 CLEARLY = 1.3  # the same, for what is first in its step
 STRONG = 1.6  # the same, for what lasts one step only
+MOSTLY = 0.95  # of the steps: an operation that runs in so many runs always
 GAP = 2  # steps in which nothing is out, within one disturbance
 NO_DRIFT = 1e-5  # of a weight, relative to its norm: rounding
 
@@ -77,6 +78,8 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
             out[:, place] = 0
         elif known.kind in ("setting", "gradient", "step"):
             out[:, place] *= seen[:, place] > 0  # what becomes smaller makes nothing jump
+        elif known.kind == "operation":
+            out[:, place] += _came_or_went(values[:, place])[start:]
         elif known.kind == "drift":
             size = torch.exp2(values[start:, place]).nan_to_num(0.0)
             out[:, place] *= size > NO_DRIFT
@@ -94,6 +97,24 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     found.sort(key=order)
     clear = [one for one in found if out[begin, one.place] >= CLEARLY]
     return clear or found
+
+
+def _came_or_went(column: Tensor) -> Tensor:
+    """How clearly an operation that always ran runs no more, or one runs for the first time.
+
+    Args:
+        column: its octaves; NaN where it did not run.
+    """
+    runs = column == column
+    found = torch.zeros_like(column)
+    first = int(runs.to(torch.int8).argmax()) if bool(runs.any()) else 0
+    if first > BACK // 2 and bool(runs[first:].all()):
+        found[first] = STRONG
+    last = len(runs) - 1 - int(runs.flip(0).to(torch.int8).argmax())
+    before = runs[max(0, last - BACK) : last + 1]
+    if last < len(runs) - 1 and len(before) > BACK // 2 and float(before.double().mean()) > MOSTLY:
+        found[last + 1] = STRONG
+    return found
 
 
 def _begin(out: Tensor) -> int:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from fxguard.history._bands import distances, in_octaves
-from fxguard.history._causes import explained, growth
+from fxguard.history._causes import explained, growth, jump_of_growth
 from fxguard.history._climbs import Climb, Climbs, begins
 from fxguard.history._first import first_exit
 from fxguard.history._rows import KEPT, Rows
@@ -17,7 +17,7 @@ from fxguard.report.event import Event
 
 __all__ = ["Judge"]
 
-SETTLED = 16  # steps within the band after which an event has ended
+SETTLED = 32  # steps within the band after which an event has ended
 PATTERNS = 8  # sets of weights whose gradients are measured together
 
 
@@ -41,6 +41,8 @@ class Judge:
         self._gradients: list[int] = []
         self._index = torch.zeros(0, dtype=torch.long)
         self._norms: dict[tuple[bool, ...], Watch] = {}  # by which gradients are measured
+        self._grows: int | None = None  # position of the series that climbs
+        self._begin = -1  # step in which its climb began
         self._calm = 0  # steps since something was out of its band
         self._event: int | None = None  # step of an event that has not ended
         self._ended = -1  # last step of the event before
@@ -51,7 +53,7 @@ class Judge:
         self._series.append(series)
         if series.kind == "loss":
             self._losses[place] = Watch()
-        if series.kind == "gradient":
+        if series.kind == "gradient" and not series.detail:
             self._gradients.append(place)
         return place
 
@@ -59,8 +61,11 @@ class Judge:
     def seen(self, row: Row) -> list[Event]:
         """Take the numbers of one step; return the events that it shows."""
         numbers = self._rows.add(row)
-        climb = self._climbs.seen(numbers, self._series)
-        grown = [self._growth(climb)] if climb and self._is_calm(row.step) else []
+        is_calm = self._is_calm(row.step)
+        climb = self._climbs.seen(numbers, self._series, is_calm=is_calm)
+        if self._climbs.told is None:
+            self._grows = None
+        grown = [self._growth(climb)] if climb else []
         jumped = self._jumped(row)
         if self._event is not None:
             self._calm = 0 if jumped else self._calm + 1
@@ -98,15 +103,19 @@ class Judge:
 
     def _growth(self, climb: Climb) -> Event:
         steps, table = self._rows.last(2 * USUAL, len(self._series))
-        known = self._series[climb.place]
         column = table[:, climb.place]
-        begin = begins(column.abs().log2().clamp(TINY, HUGE))
-        return growth(known, climb, steps[begin], float(column[-1]))
+        if self._grows != climb.place:
+            self._grows = climb.place
+            self._begin = steps[begins(column.abs().log2().clamp(TINY, HUGE))]
+        return growth(self._series[climb.place], climb, self._begin, float(column[-1]))
 
     def _explained(self) -> Event:
         steps, table = self._rows.last(KEPT, len(self._series))
         values = in_octaves(table, self._series)
         far = distances(values)
+        climb = self._climbs.told
+        if climb is not None:
+            return jump_of_growth(self._series, steps, table, far, climb, self._begin)
         after = max((line for line, step in enumerate(steps) if step <= self._ended), default=-1)
         exits = first_exit(self._series, values, far, after)
         return explained(self._series, steps, table, far, exits)

@@ -31,7 +31,12 @@ def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> st
             f"the gradient of {known.what} points elsewhere in step {step} than the backward made "
             f"it: their cosine is {1 - now:.2g}"
         )
-    return f"{_name(known)} goes from {_before(table, one):.3g} to {now:.3g} in step {step}"
+    before = _before(table, one)
+    if math.isnan(now):
+        return f"{_name(known)} has run in each step, and runs no more in step {step}"
+    if math.isnan(before):
+        return f"{_name(known)} runs for the first time in step {step}: it makes {now:.3g}"
+    return f"{_name(known)} goes from {before:.3g} to {now:.3g} in step {step}"
 
 
 def _before(table: Tensor, one: Exit) -> float:

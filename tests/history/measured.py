@@ -80,10 +80,12 @@ class Measured(TorchFunctionMode):
         measured = self
 
         def backward(loss: Tensor, *args: Any, **options: Any) -> None:
+            if measured._inside:
+                return measured._backward(loss, *args, **options)
             line = sys._getframe(1).f_lineno
+            measured._inside, before = True, measured._inside
             root = measured._scaled.pop(id(loss), loss)
             measured._note("loss", f"loss of line {line}", float(root.detach()))
-            measured._inside, before = True, measured._inside
             try:
                 measured._backward(loss, *args, **options)
             finally:
@@ -93,7 +95,9 @@ class Measured(TorchFunctionMode):
                 measured._inside = before
 
         def scale(scaler: torch.amp.GradScaler, loss: Tensor) -> Tensor:
+            measured._inside, before = True, measured._inside
             found = measured._scale(scaler, loss)
+            measured._inside = before
             measured._scaled[id(found)] = loss
             return found
 
