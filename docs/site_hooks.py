@@ -49,7 +49,7 @@ REFERENCE: dict[str, tuple[str, ...]] = {
     ),
     "Training runs": (
         "fxguard.load_history",
-        *(f"fxguard.types.{name}" for name in ("History", "Track", "Event")),
+        *(f"fxguard.types.{name}" for name in ("History", "Track", "Series", "Event")),
     ),
     "Other dtypes": (
         *("fxguard.forecast", "fxguard.types.Forecast", "fxguard.types.ForecastRow"),

@@ -16,7 +16,7 @@ Of a trace file, and of two things that were compared:
     Comparison, Compared, Apart           of compare
 
 Of a training run:
-    History, Track, Event                 of load_history, and of its get()
+    History, Track, Series, Event         of load_history, and of its get()
 
 Of a model in another dtype:
     Forecast, ForecastRow, PrecisionPlan  of forecast, and of its plan()
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fxguard.findings import Origin as Origin
     from fxguard.guard.for_users import Guard as Guard
     from fxguard.history.history import History as History
+    from fxguard.history.history import Series as Series
     from fxguard.history.history import Track as Track
     from fxguard.options import Granularity as Granularity
     from fxguard.options import InstrumentOptions as InstrumentOptions
@@ -102,6 +103,7 @@ _HOME = {
     "Row": "records",
     "RowPair": "trace.batch_diff",
     "SelfTest": "report.self_test",
+    "Series": "history.history",
     "Source": "records",
     "Trace": "trace.trace",
     "TracedBatch": "trace.trace",

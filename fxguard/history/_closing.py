@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from fxguard.errors import UsageError
-from fxguard.history._files import Stretch, is_written_now, listed, remove
+from fxguard.history._files import Stretch, is_written_now, listed, remove, remove_parts
 from fxguard.history._meta import update_meta
 from fxguard.history._open_stretch import STRETCH
 from fxguard.history._stream import read_stream
@@ -47,6 +47,7 @@ class Closing:
         Raises:
             OSError: when that cannot be written.
         """
+        remove_parts(self.folder, self.rank)
         found, _ = listed(self.folder)
         for each in found:
             if each.rank == self.rank and each.last is None:

@@ -15,7 +15,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Stretch", "begin_alone", "is_written_now", "listed", "meta_name", "replace"]
+__all__ = [
+    "Stretch",
+    "begin_alone",
+    "is_written_now",
+    "listed",
+    "meta_name",
+    "remove",
+    "remove_parts",
+    "replace",
+]
 
 NAME = re.compile(
     r"run(?P<run>\d+)-rank(?P<rank>\d+)-(?P<first>\d{12,})(?:-(?P<last>\d{12,})\.parquet|\.stream)"
@@ -101,6 +110,16 @@ def remove(paths: Iterable[Path]) -> None:
             continue
 
 
+def remove_parts(folder: Path, rank: int) -> None:
+    """Remove what programs of a rank that were killed have left behind while they wrote a file."""
+    for path in folder.glob(f".*-rank{rank}[-.]*.part"):
+        try:
+            if time.time() - path.stat().st_mtime > RECENT:
+                path.unlink()
+        except OSError:  # another process does the same
+            continue
+
+
 def begin_alone(path: Path) -> int:
     """A descriptor of a new file that only this process writes.
 
@@ -109,7 +128,7 @@ def begin_alone(path: Path) -> int:
         OSError: when it cannot be made.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     descriptor = os.open(aside, flags, 0o666)
     try:
         _lock(descriptor, alone=True)

@@ -125,12 +125,13 @@ class Writer:
             self._closing.tidy(row.step)
 
     def _close_stretch(self) -> None:
-        if self._open is not None:
-            self._open.write_out()
-            stretch = self._open.stretch
-            self._closing.close(stretch)
-            self._open.end_here()
-            self._open = None
+        opened, self._open = self._open, None  # after an interrupt, the next row begins another one
+        if opened is not None:
+            try:
+                opened.write_out()
+                self._closing.close(opened.stretch)
+            finally:
+                opened.end_here()
 
     def _add_event(self, event: Event) -> None:
         self._flush()

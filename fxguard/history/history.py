@@ -20,9 +20,9 @@ from fxguard.history._tracks import Numbers
 from fxguard.history.needed import need_pandas, need_pyarrow
 from fxguard.report.event import Event
 
-__all__ = ["History", "Track", "load_history"]
+__all__ = ["History", "Series", "Track", "load_history"]
 
-TRIES = 5  # a running training replaces files
+TRIES = 20  # a running training replaces files
 
 T = TypeVar("T")
 

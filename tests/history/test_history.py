@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,40 @@ def test_it_is_read_without_torch(folder: Path) -> None:
         f"history.get({LOSS.name!r}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_it_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are closed, thinned and removed meanwhile: each reading has each step once."""
+    for module in ("_open_stretch", "_closing"):
+        monkeypatch.setattr(f"fxguard.history.{module}.STRETCH", 16)
+    ended = threading.Event()
+
+    def train() -> None:
+        writer = Writer(tmp_path, about={})
+        writer.register(LOSS)
+        for step in range(2_000):
+            writer.add(Row(step, [1.0], [float(step)]))
+            if not step % 10:
+                writer.flush()
+                time.sleep(0.002)
+        writer.close()
+        ended.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        before, readings = -1, 0
+        while not ended.is_set() or not readings:
+            if not any(tmp_path.glob("run*")):
+                continue
+            history = fxguard.load_history(tmp_path)
+            if history.series:
+                track = history.get(LOSS.name)
+                pairs = zip(track.steps, track.last_steps, strict=True)
+                steps = [step for first, last in pairs for step in range(first, last + 1)]
+                assert steps == list(range(len(steps)))
+                assert len(steps) > before
+                before, readings = len(steps) - 1, readings + 1
+    finally:
+        thread.join()
+    assert fxguard.load_history(tmp_path).steps == range(2_000)

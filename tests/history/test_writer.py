@@ -7,7 +7,6 @@ import math
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -220,54 +219,6 @@ def test_a_damaged_record_ends_a_stream(tmp_path: Path) -> None:
     assert highs(load_history(tmp_path)) == expected(range(2))
 
 
-CHILD = """
-import sys
-sys.path[:0] = {path!r}
-from fxguard.history import _open_stretch, _closing
-_open_stretch.STRETCH = _closing.STRETCH = 64
-_open_stretch.SECONDS = 0.0
-from fxguard.history._writer import Writer
-from fxguard.history._series import Row, Series
-writer = Writer({folder!r}, about={{}})
-for position in range(5):
-    writer.register(Series(str(position), "operation", "matmul"))
-step = writer.next_step
-while True:
-    writer.add(Row(step, [1.0] * 5, [float(step)] * 5))
-    print(step, flush=True)
-    step += 1
-"""
-
-
-def test_kill_at_any_moment_loses_nothing(tmp_path: Path) -> None:
-    """Rows that were added are there after kill -9, each once; the next run goes on behind them."""
-    program = CHILD.format(folder=str(tmp_path), path=sys.path)
-    told = -1
-    for attempt in range(6):
-        child = subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert child.stdout is not None
-        random_steps = random.Random(attempt).randrange(100, 2000)
-        for line in child.stdout:
-            told = int(line)
-            if told % 2000 == random_steps:
-                break
-        child.kill()
-        rest = child.stdout.read().split()  # of a line that was cut off there is no end
-        assert child.wait() == -signal.SIGKILL
-        told = max([told, *map(int, rest[:-1])])
-        history = load_history(tmp_path)
-        assert told <= history.steps[-1] <= told + 2
-        for position in range(5):
-            track = history.get(str(position))
-            steps = list(zip(track.steps, track.last_steps, strict=True))
-            covered = [step for first, last in steps for step in range(first, last + 1)]
-            assert covered == list(history.steps)
-            assert list(track.high) == [float(last) for _, last in steps]
-    assert len(load_history(tmp_path).runs) == 6
-
-
 def check_thinned(history: History, position: int, count: int, stretch: int) -> None:
     """Each row holds the smallest and largest of its steps; the last ones are in full."""
     track = history.get(named(position).name)
@@ -370,6 +321,18 @@ def test_an_event_is_told_again_with_what_was_tried(tmp_path: Path) -> None:
     writer.event(tried)
     writer.close()
     assert load_history(tmp_path).events == (tried,)
+
+
+def test_what_killed_programs_were_writing_is_removed(tmp_path: Path) -> None:
+    """Once it is old: another program may be writing now."""
+    left = [tmp_path / f".run0-rank{rank}-000000000000.stream.ab.part" for rank in (0, 0, 1, 10)]
+    left[1] = tmp_path / ".run1-rank0-000000000000-000000000009.parquet.part"
+    for file in left:
+        file.write_bytes(b"")
+    for file in left[1:]:
+        os.utime(file, (0, 0))
+    write(tmp_path, range(3))
+    assert [file.exists() for file in left] == [True, False, True, True]
 
 
 def full(*args: object, **kwargs: object) -> int:
