@@ -10,7 +10,7 @@ from torch import Tensor
 from fxguard.history._climbs import Climb
 from fxguard.history._first import Exit
 from fxguard.history._said import said
-from fxguard.history._series import Series
+from fxguard.history._series import BUFFER, Series
 from fxguard.report.event import Cause, Event
 from fxguard.report.in_words import percent, times
 
@@ -25,6 +25,7 @@ CAUSE: dict[str, Cause] = {
     "gradient": "gradient",
     "step": "gradient",  # settings and states come before it, and did not leave their bands
     "backward": "gradient",
+    "graph": "operation",
     "operation": "operation",
 }
 MOVED = 5.0  # deviations by which a loss has moved
@@ -131,7 +132,8 @@ def _compares(series: list[Series], operation: Series) -> bool:
 
 def _reads_inputs_alone(series: list[Series], operation: Series) -> bool:
     """Whether no operation before this one belongs to a module that has weights."""
-    owners = {one.what.rpartition(".")[0] for one in series if one.kind == "weight"}
+    weights = (one for one in series if one.kind == "weight" and one.detail != BUFFER)
+    owners = {one.what.rpartition(".")[0] for one in weights}
     weighted = (
         one.order
         for one in series

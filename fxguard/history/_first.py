@@ -24,6 +24,7 @@ NO_DRIFT = 1e-5  # of a weight, relative to its norm: rounding
 # Within a step. A weight that nothing but the optimizer used to write has been written before it.
 PHASE = {
     "input": 1,
+    "graph": 2,  # and its order is before that of operations
     "operation": 2,
     "target": 2,
     "loss": 2,

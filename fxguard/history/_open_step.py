@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fxguard.history._norms import Number
 from fxguard.history._series import Kind, Row, Series
 from fxguard.measure.at_hand import own_arithmetic
 
@@ -19,6 +20,7 @@ __all__ = ["ORDER", "OpenStep"]
 KINDS: tuple[tuple[Kind, ...], ...] = (
     ("drift", "weight"),
     ("input",),
+    ("graph",),
     ("operation",),
     ("target",),
     ("loss",),
@@ -95,6 +97,19 @@ class OpenStep:
         """
         self.is_empty = False
         self._later.append(_Later(series, number, divisor))
+
+    def note_all(
+        self, series: Sequence[int], numbers: Sequence[Number], by: Sequence[Number] | None = None
+    ) -> None:
+        """Add one number to each series, as it is or as a quotient; a quotient by 0 is 0."""
+        for at, number in enumerate(numbers):
+            divisor = None if by is None else by[at]
+            if isinstance(number, Tensor):
+                assert divisor is None or isinstance(divisor, Tensor)
+                self.later(series[at], number, divisor)
+            else:
+                found = number if divisor is None else number / divisor if divisor else 0.0
+                self.note(series[at], float(found), float(found))
 
     def row(self, step: int) -> Row:
         """The numbers of the step, and begin another one."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, UncapturedOperation
+from fxguard.history._captured import Captured
 from fxguard.history._open_step import OpenStep
 from fxguard.measure.traceable import NOTES
 from fxguard.plan.plan import Plan
@@ -30,6 +31,7 @@ class Operations:
 
     def __init__(self, step: OpenStep) -> None:
         self.step = step
+        self.captured = Captured(step)
         # By plan, name of the module that it runs for, and which run of both in the batch.
         self._rows: dict[tuple[int, str, int], tuple[Plan, _Rows]] = {}
 
@@ -40,6 +42,7 @@ class Operations:
         between = [] if batch.between is None else batch.between.tolist()
         for event in batch.events:
             if isinstance(event, GraphRun):
+                self.captured.add(event)
                 if event.postponed is None:
                     runs[id(event.plan), event.names[1]] += 1
                     self._add_run(event, min(runs[id(event.plan), event.names[1]], MOST))

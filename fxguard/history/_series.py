@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Kind", "Row", "Series"]
+__all__ = ["BUFFER", "Kind", "Row", "Series"]
+
+BUFFER = "buffer"  # the detail of a weight that no optimizer steps
 
 Kind = Literal[
     "input",  # of the model: its largest magnitude, mean, share of zeros, distinct integers
     "target",  # what the loss reads beside the model's outputs, likewise
+    "graph",  # which form of a captured graph runs: one more for each that was captured anew
     "operation",  # of the forward or the loss: smallest and largest magnitude of what it made
     "loss",  # the root of a backward
     "backward",  # of the gradients of an operation

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from fxguard.history._norms import Number, largest, norms
+from fxguard.history._norms import largest, norms
 from fxguard.history._open_step import OpenStep
+from fxguard.history._sample import LARGE, is_plain, sample_of
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.steps.optimizer_step import settings_of
 
 __all__ = ["WeightsOfOptimizer"]
 
-LARGE = 2**16  # elements: of a larger tensor, so many are copied and compared
 FULL = 10  # steps: so often the norms of large weights and states are those of all elements
-PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @dataclass(slots=True)
@@ -63,15 +60,15 @@ class WeightsOfOptimizer:
     def before(self) -> None:
         """Note gradients and weights as the step reads them, and what else has written weights."""
         with own_arithmetic():
-            stepped = [x for x in self._held if _is_plain(x.weight.grad)]
+            stepped = [x for x in self._held if is_plain(x.weight.grad)]
             gradients = tuple([x.weight.grad for x in stepped if x.weight.grad is not None])
-            self._note([x.gradient for x in stepped], norms(gradients))
+            self.step.note_all([x.gradient for x in stepped], norms(gradients))
             samples, copies = self._samples(), tuple([x.copy for x in self._held])
             drifts, of_samples = norms(samples, copies), norms(samples)
-            self._note([x.drift for x in self._held], drifts, of_samples)
+            self.step.note_all([x.drift for x in self._held], drifts, of_samples)
             if self._has_large and self._steps % FULL == 0:
                 of_samples = norms(tuple([x.weight.detach() for x in self._held]))
-            self._note([x.norm for x in self._held], of_samples)
+            self.step.note_all([x.norm for x in self._held], of_samples)
 
     def after(self, optimizer: Optimizer) -> None:
         """Note what the step changed, and what it went by.
@@ -83,42 +80,29 @@ class WeightsOfOptimizer:
         with own_arithmetic():
             samples, copies = self._samples(), tuple([x.copy for x in self._held])
             changes = norms(samples, copies)
-            self._note([x.step for x in self._held], changes, norms(samples))
+            self.step.note_all([x.step for x in self._held], changes, norms(samples))
             self._note_settings(optimizer)
             self._note_states(optimizer)
 
     def _samples(self) -> tuple[Tensor, ...]:
-        return tuple([_sample(x.weight) for x in self._held])
+        return tuple([sample_of(x.weight) for x in self._held])
 
     def _held_by(self, optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[_Held]:
         found = [
             (names[id(weight)], weight, at)
             for at, group in enumerate(optimizer.param_groups)
             for weight in group["params"]
-            if id(weight) in names and _is_plain(weight)
+            if id(weight) in names and is_plain(weight)
         ]
         series = self.step.series
         for at, (name, weight, group) in enumerate(found):
             with own_arithmetic():
-                copied = _sample(weight).clone()
+                copied = sample_of(weight).clone()
             # A backward makes the gradients of the last weights first.
             gradient = series("gradient", name, order=len(found) - at)
             drift, norm = series("drift", name, order=2 * at), series("weight", name, order=2 * at)
             change = series("step", name, order=at)
             yield _Held(name, weight, group, copied, gradient, norm, drift, change)
-
-    def _note(
-        self, series: Sequence[int], numbers: Sequence[Number], by: Sequence[Number] | None = None
-    ) -> None:
-        """Note numbers, as they are or as quotients."""
-        for at, number in enumerate(numbers):
-            divisor = None if by is None else by[at]
-            if isinstance(number, Tensor):
-                assert divisor is None or isinstance(divisor, Tensor)
-                self.step.later(series[at], number, divisor)
-            else:
-                found = number if divisor is None else number / divisor if divisor else 0.0
-                self.step.note(series[at], float(found), float(found))
 
     def _note_settings(self, optimizer: Optimizer) -> None:
         for at, group in enumerate(optimizer.param_groups):
@@ -133,8 +117,8 @@ class WeightsOfOptimizer:
         found: dict[str, list[Tensor]] = {}
         for held in self._held:
             for key, value in optimizer.state.get(held.weight, {}).items():
-                if _is_plain(value) and value.dim() and value.is_floating_point():
-                    found.setdefault(key, []).append(_sample(value))
+                if is_plain(value) and value.dim() and value.is_floating_point():
+                    found.setdefault(key, []).append(sample_of(value))
         for key, values in found.items():
             series = self.step.series("state", f"{key} of {self.title}")
             for number in largest(values):
@@ -146,15 +130,3 @@ class WeightsOfOptimizer:
 
 def _count(optimizer: Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in PLAIN and value.layout is torch.strided and not value.is_meta
-
-
-def _sample(x: Tensor) -> Tensor:
-    """All elements, or as many as are compared of a large tensor, evenly spread."""
-    x = x.detach()
-    if x.numel() <= LARGE:
-        return x
-    return x.reshape(-1)[:: -(-x.numel() // LARGE)]

@@ -8,6 +8,7 @@ import os.path
 import sys
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fxguard.batch.loss import Loss
 from fxguard.graph.nodes import class_name
 from fxguard.guard.listeners import Listener, Recorded
 from fxguard.history._backwards import hear_of_backwards
+from fxguard.history._buffers import Buffers
 from fxguard.history._data import note_data, note_inputs, targets_of
 from fxguard.history._judge import Judge
 from fxguard.history._losses import Losses
@@ -30,6 +32,7 @@ from fxguard.history._weights import WeightsOfOptimizer
 from fxguard.history._writer import Writer, need_pyarrow
 from fxguard.ranks import agreement
 from fxguard.report import terminal
+from fxguard.report.event import Event
 from fxguard.source.lines import Place
 from fxguard.steps.step_hooks import StepHooks
 from fxguard.verdict.report_of import Finished
@@ -63,7 +66,7 @@ class Histories(Listener):
         self._losses = Losses()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, WeightsOfOptimizer]
         self._optimizers = weakref.WeakKeyDictionary()
-        self._names: dict[int, str] = {}
+        self._buffers: Buffers | None = None  # None before the first call
         self._arguments: list[str] | None = None  # names of the model's positional ones
         self._calls = 0  # with gradients since the last step
         self._has_stepped = False  # since the row began
@@ -81,6 +84,10 @@ class Histories(Listener):
         if ends:
             self._close()
         self._counts = torch.is_grad_enabled()
+        if self._counts and not self._calls and (model := self.recorder.model) is not None:
+            if self._buffers is None:
+                self._buffers = Buffers(self.step, model)
+            self._buffers.note(model)
         self._calls += self._counts
 
     def read(self, finished: Finished, error: Exception | None) -> Finished:
@@ -140,9 +147,17 @@ class Histories(Listener):
         self.number += 1
         self._calls, self._has_stepped = 0, False
         writer.add(row)
-        for event in self.judge.seen(row):
+        for event in map(self._named, self.judge.seen(row)):
             writer.event(event)
             terminal.write("\n".join(f"fxguard: {line}" for line in event.verdict), sys.stderr)
+
+    def _named(self, event: Event) -> Event:
+        """An event of a graph that was captured anew, with the operation that has changed."""
+        changed = self.operations.captured.of_series(event.what)
+        if changed is None:
+            return event
+        evidence = (changed.sentence, *event.evidence[1:])
+        return replace(event, what=changed.what, source=changed.source, evidence=evidence)
 
     def _names_of_arguments(self) -> list[str]:
         if self._arguments is None:
