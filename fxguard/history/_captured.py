@@ -101,9 +101,8 @@ def _difference(before: list[_Call], now: list[_Call]) -> Changed | None:
             if one.title != other.title:
                 sentence = f"{other.title} runs where {one.title} did"
             else:
-                sentence = (
-                    f"{other.title} is given {other.constants}, and was given {one.constants}"
-                )
+                given = other.constants or "another number"  # a tensor that no constant tells
+                sentence = f"{other.title} is given {given} in place of {one.constants or given}"
             return Changed(other.title, other.source, sentence)
     if len(before) == len(now):
         return None
