@@ -43,29 +43,25 @@ def explained(
         steps: of the lines.
         table: the numbers.
         far: their distances from their bands, in deviations.
-        exits: what left its band first, in order of execution.
+        exits: what left its band first, in order of execution: one at least.
     """
-    last = len(steps) - 1
-    begin = exits[0].line if exits else last
-    moved, loss = _moved(series, far, begin)
-    evidence = [said(series, steps, table, one) for one in exits[:1]]
-    cause: Cause = "unknown"
-    what, source = "loss", ""
-    if exits:
-        known = series[exits[0].place]
-        cause, what, source = CAUSE.get(known.kind, "unknown"), known.what, known.source
-        given = _given(series, known)
-        if given is not None:
-            cause, what = "data", given.what
-            seen = "in their bands" if given.kind == "target" else "in its band"
-            evidence.append(f"what was computed before is in its band, and {what} {seen}")
-        elif cause == "gradient" and (left := _share(series, exits)) > 0.5:
-            what = "all gradients"
-            evidence.append(f"so do those of {percent(left)} of the weights")
+    first = exits[0]
+    known, begin = series[first.place], steps[first.line]
+    moved, loss = _moved(series, far, first.line)
+    cause, what = CAUSE.get(known.kind, "unknown"), known.what
+    evidence = [said(series, steps, table, first)]
+    given = _given(series, known)
+    if given:
+        cause, what = "data", " or ".join(one.what for one in given)
+        names = " and ".join(one.what for one in given)
+        evidence.append(f"what runs before it is in its band, as are range and mean of {names}")
+    elif cause == "gradient" and (left := _share(series, exits)) > 0.5:
+        what = "all gradients"
+        evidence.append(f"so do those of {percent(left)} of the weights")
     if loss is not None:
         evidence.append(_of_loss(steps, table, moved, loss))
-    lead = 0 if loss is None else steps[moved] - steps[begin]
-    return Event(steps[begin], cause, what, source, lead, tuple(dict.fromkeys(evidence)))
+    lead = 0 if loss is None else steps[moved] - begin
+    return Event(begin, cause, what, known.source, lead, tuple(evidence))
 
 
 def growth(known: Series, climb: Climb, begin: int, now: float) -> Event:
@@ -110,17 +106,20 @@ def _share(series: list[Series], exits: list[Exit]) -> float:
     return sum(series[one.place] in alike for one in exits) / len(alike)
 
 
-def _given(series: list[Series], first: Series) -> Series | None:
-    """What is to blame where an operation left its band first: an input, or targets.
+def _given(series: list[Series], first: Series) -> list[Series]:
+    """What is to blame where an operation left its band first: inputs, or targets and inputs.
 
     The numbers of an operation that reads what the model is given, before any weight or with
-    weights that are as they were, change with it. So does a loss, if the outputs have not changed.
+    weights that are as they were, change with it. So does a loss, if the outputs have not changed:
+    then the targets are others, or belong to other inputs.
     """
+    inputs = next(([one] for one in series if one.kind == "input"), [])
     if first.kind == "loss" or (first.kind == "operation" and _compares(series, first)):
-        return next((one for one in series if one.kind == "target"), None)
+        targets = next(([one] for one in series if one.kind == "target"), [])
+        return [*targets, *inputs] if targets else []
     if first.kind == "operation" and _reads_inputs_alone(series, first):
-        return next((one for one in series if one.kind == "input"), None)
-    return None
+        return inputs
+    return []
 
 
 def _compares(series: list[Series], operation: Series) -> bool:
@@ -128,6 +127,10 @@ def _compares(series: list[Series], operation: Series) -> bool:
     if any(part in operation.what.rpartition(" ")[2] for part in LOSSES):
         return True
     return any(one.kind == "target" and one.order < operation.order for one in series)
+
+
+def _is_weight(series: Series) -> bool:
+    return series.kind == "weight" and series.detail != BUFFER
 
 
 def _reads_inputs_alone(series: list[Series], operation: Series) -> bool:

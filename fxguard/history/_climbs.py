@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fxguard.formats import FORMATS
-from fxguard.history._series import Series
+from fxguard.history._rows import Rows
+from fxguard.history._series import BUFFER, Series
 from fxguard.history._watch import HUGE, TINY
 
 __all__ = ["Climb", "Climbs", "begins"]
@@ -18,15 +20,19 @@ BLOCK = 8  # steps of which the mean is taken
 BLOCKS = 32  # that are kept
 RISING = 5  # the last blocks, each above the one before
 RISE = 0.25  # octaves between the first of those and the last, where many weights climb
-MANY = 0.3  # of all weights
+MANY = 0.5  # of all weights
 STEEP = 1.0  # the same for one series
 STEEP_LONG = 2.0  # the same in blocks that are four times as long
 STEADY = 0.4  # of the mean rise from block to block: the least
 LASTING = 0.75  # of the rise between the first two of those: the rise between the last two
 BEFORE = 17  # blocks: from the first of those to the rising ones a series was slower
 FASTER = 3.0  # times the rate of the blocks before
+OF_STATES = 4.0  # times as steep: states follow gradients, and some hold their squares
+ENDED = 8  # blocks in which a series does not climb, after which its climb has ended
 ABOUT = 0.8  # of the steepest rate: about as steep
-GOES_ON = 0.3  # of the rate that was told: a climb that is slower has ended
+GOES_ON = 0.3  # of the rate that was told: what is slower does not climb
+NEAR = 6.0  # octaves below the end of a dtype
+SOON = 1500.0  # steps before a dtype ends
 LEAST = 3.0  # octaves: operations whose numbers are smaller do no harm by climbing
 
 
@@ -44,32 +50,27 @@ class Climbs:
     """Reads the numbers of each step, and looks at every eighth."""
 
     def __init__(self) -> None:
-        self._sum = torch.zeros(64, dtype=torch.float64)
-        self._blocks = torch.full((BLOCKS, 64), torch.nan, dtype=torch.float64)
-        self._in_block = 0
+        self._blocks = torch.full((BLOCKS, 0), torch.nan, dtype=torch.float64, device="cpu")
         self._counted = 0  # blocks
+        self._still = 0  # blocks in which what was told did not climb
         self.told: Climb | None = None  # as it was told last, until it ends
 
-    def seen(self, numbers: Tensor, series: list[Series], *, is_calm: bool) -> Climb | None:
-        """Take the numbers of a step; return a climb that is to be told.
+    def seen(self, rows: Rows, series: list[Series], *, is_calm: bool) -> Climb | None:
+        """Look at the rows, if the last of a block was added; return a climb that is to be told.
 
         Args:
-            numbers: one for each series.
-            series: likewise.
+            rows: those of the steps.
+            series: their columns.
             is_calm: whether a climb may begin: nothing has jumped lately.
         """
-        width = len(numbers)
-        if width > len(self._sum):
-            self._widen(2 * width)
-        self._sum[:width] += numbers.abs().log2_().clamp_(TINY, HUGE)
-        self._sum[width:] = torch.nan
-        self._in_block += 1
-        if self._in_block < BLOCK:
+        if rows.count % BLOCK:
             return None
-        self._blocks = self._blocks.roll(-1, 0)
-        self._blocks[-1] = self._sum / BLOCK
-        self._sum.zero_()
-        self._in_block = 0
+        means = rows.block(BLOCK).abs().log2_().clamp_(TINY, HUGE).mean(dim=0)
+        more = len(means) - self._blocks.shape[1]
+        if more:
+            unknown = self._blocks.new_full((BLOCKS, more), torch.nan)
+            self._blocks = torch.cat([self._blocks, unknown], dim=1)
+        self._blocks = torch.cat([self._blocks[1:], means[None]])
         self._counted += 1
         if self.told is not None:
             return self._again(self.told, series)
@@ -77,19 +78,16 @@ class Climbs:
             self.told = _first(self._climbing(series), series)
         return self.told
 
-    def _widen(self, width: int) -> None:
-        more = width - len(self._sum)
-        self._sum = torch.cat([self._sum, self._sum.new_full((more,), torch.nan)])
-        unknown = self._blocks.new_full((BLOCKS, more), torch.nan)
-        self._blocks = torch.cat([self._blocks, unknown], dim=1)
-
     def _again(self, told: Climb, series: list[Series]) -> Climb | None:
         """The climb that was told, if its series has doubled since."""
         blocks = self._blocks[:, told.place]
         rate = float(blocks[-1] - blocks[-RISING]) / (RISING - 1) / BLOCK
         if not rate >= GOES_ON * told.rate:
-            self.told = None
+            self._still += 1
+            if self._still == ENDED:
+                self.told = None
             return None
+        self._still = 0
         level = float(blocks[-1])
         if level < told.level + 1:
             return None
@@ -99,14 +97,25 @@ class Climbs:
     def _climbing(self, series: list[Series]) -> list[Climb]:
         blocks = self._blocks[:, : len(series)]
         found = _steady(blocks, RISE, BLOCK, series)
-        weights = [one for one in found if series[one.place].kind == "weight"]
-        count = sum(known.kind == "weight" for known in series)
-        kept = weights if len(weights) >= max(2, MANY * count) else []
-        kept += [one for one in found if one.rate * (RISING - 1) * BLOCK >= STEEP]
+        weights = [one for one in found if _is_weight(series[one.place])]
+        many = 2
+        if len(weights) >= many:
+            many = max(many, round(MANY * sum(map(_is_weight, series))))
+        kept = weights if len(weights) >= many else []
+        for one in found:
+            kind = series[one.place].kind
+            least = STEEP * (OF_STATES if kind == "state" else 1)
+            if kind != "weight" and one.rate * (RISING - 1) * BLOCK >= least:
+                kept.append(one)
         if self._counted % 4 == 0:
             long = blocks.reshape(BLOCKS // 4, 4, -1).mean(dim=1)
             kept += _steady(long, STEEP_LONG, 4 * BLOCK, series)
+            kept += _near_the_end(long, 4 * BLOCK, series)
         return list({one.place: one for one in kept}.values())
+
+
+def _is_weight(series: Series) -> bool:
+    return series.kind == "weight" and series.detail != BUFFER
 
 
 def _first(climbing: list[Climb], series: list[Series]) -> Climb | None:
@@ -118,6 +127,25 @@ def _first(climbing: list[Climb], series: list[Series]) -> Climb | None:
         return kind != "setting", one.rate < ABOUT * steepest, series[one.place].order
 
     return min(climbing, key=order, default=None)
+
+
+def _near_the_end(blocks: Tensor, steps: int, series: list[Series]) -> list[Climb]:
+    """Series that climb however slowly, and reach the end of their dtype before long."""
+    found = []
+    for place, known in enumerate(series):
+        if (
+            known.dtype
+            and known.kind in CLIMB
+            and _end(known, float(blocks[-1, place]), 1.0) < NEAR
+        ):
+            parts = blocks[:, place].reshape(4, -1).mean(dim=1)  # NaN if the run is too short
+            rises = parts.diff()
+            rate = float(parts[-1] - parts[0]) / 3 / (steps * len(blocks) / 4)
+            level = float(blocks[-1, place])
+            ends = _end(known, level, rate) if rate > 0 else math.inf
+            if ends < SOON and float(rises.min()) >= STEADY * rate * steps * len(blocks) / 4:
+                found.append(Climb(place, level, rate, ends))
+    return found
 
 
 def _steady(blocks: Tensor, least: float, steps: int, series: list[Series]) -> list[Climb]:
@@ -135,6 +163,8 @@ def _steady(blocks: Tensor, least: float, steps: int, series: list[Series]) -> l
     found = []
     for place in climbs.nonzero().flatten().tolist():
         kind, level = series[place].kind, float(blocks[-1, place])
+        if kind == "state" and float(rise[place]) < OF_STATES * least:
+            continue
         if kind in CLIMB and (kind != "operation" or level >= LEAST):
             rate = float(rise[place]) / (RISING - 1) / steps
             found.append(Climb(place, level, rate, _end(series[place], level, rate)))
@@ -142,10 +172,9 @@ def _steady(blocks: Tensor, least: float, steps: int, series: list[Series]) -> l
 
 
 def _end(series: Series, level: float, rate: float) -> float:
+    """After how many steps the dtype of a series ends."""
     limits = FORMATS.get(series.dtype)
-    if limits is None:
-        return torch.inf
-    return (float(torch.tensor(limits.max, dtype=torch.float64).log2()) - level) / rate
+    return math.inf if limits is None else (math.log2(limits.max) - level) / rate
 
 
 def begins(values: Tensor) -> int:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
+from torch import Tensor
 
 from fxguard.history._bands import distances, in_octaves
 from fxguard.history._causes import explained, growth, jump_of_growth
 from fxguard.history._climbs import Climb, Climbs, begins
 from fxguard.history._first import first_exit
+from fxguard.history._gradients import Gradients
 from fxguard.history._rows import KEPT, Rows
 from fxguard.history._series import Row, Series
 from fxguard.history._watch import HUGE, TINY, USUAL, Watch
+from fxguard.measure.at_hand import own_arithmetic
 from fxguard.report.event import Event
 
 __all__ = ["Judge"]
 
 SETTLED = 32  # steps within the band after which an event has ended
-PATTERNS = 8  # sets of weights whose gradients are measured together
 
 
 class Judge:
@@ -38,9 +37,7 @@ class Judge:
         self._rows = Rows()
         self._climbs = Climbs()
         self._losses: dict[int, Watch] = {}
-        self._gradients: list[int] = []
-        self._index = torch.zeros(0, dtype=torch.long)
-        self._norms: dict[tuple[bool, ...], Watch] = {}  # by which gradients are measured
+        self._gradients = Gradients()
         self._grows: int | None = None  # position of the series that climbs
         self._begin = -1  # step in which its climb began
         self._calm = 0  # steps since something was out of its band
@@ -54,19 +51,22 @@ class Judge:
         if series.kind == "loss":
             self._losses[place] = Watch()
         if series.kind == "gradient" and not series.detail:
-            self._gradients.append(place)
+            self._gradients.add(place)
         return place
 
-    @torch.no_grad()
     def seen(self, row: Row) -> list[Event]:
         """Take the numbers of one step; return the events that it shows."""
+        with own_arithmetic():
+            return self._seen(row)
+
+    def _seen(self, row: Row) -> list[Event]:
         numbers = self._rows.add(row)
         is_calm = self._is_calm(row.step)
-        climb = self._climbs.seen(numbers, self._series, is_calm=is_calm)
+        climb = self._climbs.seen(self._rows, self._series, is_calm=is_calm)
         if self._climbs.told is None:
             self._grows = None
         grown = [self._growth(climb)] if climb else []
-        jumped = self._jumped(row)
+        jumped = self._jumped(row, numbers)
         if self._event is not None:
             self._calm = 0 if jumped else self._calm + 1
             if self._calm >= SETTLED:
@@ -74,28 +74,18 @@ class Judge:
             return grown
         if not jumped:
             return grown
-        self._calm, self._event = 0, row.step
-        return [*grown, self._explained()]
+        event = self._explained()
+        if event is not None:
+            self._calm, self._event = 0, row.step
+            grown.append(event)
+        return grown
 
-    def _jumped(self, row: Row) -> list[int]:
-        """Losses, and the norm of all gradients as -1, that are above their bands."""
-        high = row.high
-        found = [
-            place
-            for place, watch in self._losses.items()
-            if place < len(high) and watch.jumps(high[place])
-        ]
-        norms = [high[place] for place in self._gradients if place < len(high)]
-        measured = tuple(norm == norm for norm in norms)  # NaN is not
-        if any(measured):
-            watch = self._norms.get(measured)
-            if watch is None:
-                if len(self._norms) == PATTERNS:
-                    del self._norms[next(iter(self._norms))]
-                watch = self._norms[measured] = Watch()
-            if watch.jumps(math.sqrt(sum(norm * norm for norm in norms if norm == norm))):
-                found.append(-1)
-        return found
+    def _jumped(self, row: Row, numbers: Tensor) -> bool:
+        """Whether a loss or a gradient is above its band."""
+        high, found = row.high, False
+        for place, watch in self._losses.items():
+            found |= place < len(high) and watch.jumps(high[place])
+        return self._gradients.jump(numbers, self._rows) or found
 
     def _is_calm(self, step: int) -> bool:
         """Whether no event goes on, and what is usual was learned after the last one."""
@@ -109,7 +99,8 @@ class Judge:
             self._begin = steps[begins(column.abs().log2().clamp(TINY, HUGE))]
         return growth(self._series[climb.place], climb, self._begin, float(column[-1]))
 
-    def _explained(self) -> Event:
+    def _explained(self) -> Event | None:
+        """What the last row shows; None if nothing in it is out of its own band."""
         steps, table = self._rows.last(KEPT, len(self._series))
         values = in_octaves(table, self._series)
         far = distances(values)
@@ -118,4 +109,4 @@ class Judge:
             return jump_of_growth(self._series, steps, table, far, climb, self._begin)
         after = max((line for line, step in enumerate(steps) if step <= self._ended), default=-1)
         exits = first_exit(self._series, values, far, after)
-        return explained(self._series, steps, table, far, exits)
+        return explained(self._series, steps, table, far, exits) if exits else None

@@ -18,7 +18,7 @@ class Rows:
     """A ring of the last rows: a line for each step, a column for each series."""
 
     def __init__(self) -> None:
-        self._table = torch.full((KEPT, 64), torch.nan, dtype=torch.float64)
+        self._table = _unknown(64)
         self._steps = [0] * KEPT
         self._count = 0
 
@@ -26,7 +26,7 @@ class Rows:
         """Take a row; return its numbers as a view of the table, one for each series."""
         width = len(row.high)
         if width > self._table.shape[1]:
-            wider = torch.full((KEPT, 2 * width), torch.nan, dtype=torch.float64)
+            wider = _unknown(2 * width)
             wider[:, : self._table.shape[1]] = self._table
             self._table = wider
         place = self._count % KEPT
@@ -37,8 +37,22 @@ class Rows:
         self._count += 1
         return line[:width]
 
+    @property
+    def count(self) -> int:
+        """How many rows were added."""
+        return self._count
+
+    def block(self, rows: int) -> Tensor:
+        """So many of the last rows, of which a whole number were added and the ring has room."""
+        end = (self._count - 1) % KEPT + 1
+        return self._table[end - rows : end]
+
     def last(self, count: int, series: int) -> tuple[list[int], Tensor]:
         """Steps and numbers of at most so many of the last rows, the oldest first."""
         count = min(count, self._count, KEPT)
         places = [place % KEPT for place in range(self._count - count, self._count)]
         return [self._steps[place] for place in places], self._table[places, :series]
+
+
+def _unknown(width: int) -> Tensor:
+    return torch.full((KEPT, width), torch.nan, dtype=torch.float64, device="cpu")

@@ -47,7 +47,8 @@ def _before(table: Tensor, one: Exit) -> float:
 
 def _name(known: Series) -> str:
     if known.kind in ("input", "target"):
-        return f"the {known.detail or 'largest'} of {known.what}"
+        detail = {"": "largest magnitude", "typical": "typical magnitude"}
+        return f"the {detail.get(known.detail, known.detail)} of {known.what}"
     if known.kind == "gradient":
         return f"the norm of the gradient of {known.what}"
     if known.kind == "step":

@@ -11,6 +11,9 @@ __all__ = ["FLOOR", "USUAL", "Watch", "octaves"]
 USUAL = 64  # steps that say what is usual
 FLOOR = 0.1  # of a deviation, in octaves: a series never counts as steadier than 7 %
 JUMP = 6.0  # deviations of the mean of three steps
+BEYOND_USUAL = 1.25  # times as far as the series has been
+FORGETS = 0.998  # in each step
+LATER = 8  # steps after which a distance counts as one while nothing happened
 JUMP_AT_ONCE = 14.0  # deviations of one step
 REFRESHED = 8  # steps after which what is usual is computed anew
 TINY, HUGE = -200.0, 1100.0  # octaves that stand for zero and for infinity
@@ -36,6 +39,9 @@ class Watch:
         self._limit = math.inf
         self._limit_at_once = math.inf
         self._age = 0
+        self._middle, self._deviation = 0.0, 1.0
+        self._waiting: deque[float] = deque()
+        self._furthest = 0.0  # from the median, in deviations, in the last hundreds of steps
 
     def jumps(self, number: float) -> bool:
         """Take the number of one step; whether it is above its band. NaN is not measured."""
@@ -55,19 +61,25 @@ class Watch:
                 found = mean > self._limit or value > self._limit_at_once
                 found = found and not self._is_usual_with_sign(number)
             self._age += 1
+            self._learn((mean - self._middle) / self._deviation, found)
         self._means.append(mean)
         self._raw.append(number)
         return found
 
-    def forget(self) -> None:
-        """Learn anew what is usual."""
-        self._means.clear()
-        self._raw.clear()
-        self._last.clear()
+    def _learn(self, far: float, found: bool) -> None:
+        """Note how far from its median a series goes while nothing happens."""
+        if found:
+            self._waiting.clear()
+            return
+        self._waiting.append(far)
+        if len(self._waiting) > LATER:
+            self._furthest = max(self._furthest * FORGETS, min(self._waiting.popleft(), JUMP))
 
     def _refresh(self) -> None:
         middle, deviation = band(list(self._means))
-        self._limit = max(middle + JUMP * deviation, max(self._means) + FLOOR)
+        self._middle, self._deviation = middle, deviation
+        jump = max(JUMP, BEYOND_USUAL * self._furthest)
+        self._limit = max(middle + jump * deviation, max(self._means) + FLOOR)
         self._limit_at_once = max(middle + JUMP_AT_ONCE * deviation, max(self._means) + 1.0)
 
     def _is_usual_with_sign(self, number: float) -> bool:
