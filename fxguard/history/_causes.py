@@ -58,7 +58,7 @@ def explained(
     elif cause == "gradient" and (left := _share(series, exits)) > 0.5:
         what = "all gradients"
         evidence.append(f"so do those of {percent(left)} of the weights")
-    if loss is not None:
+    if loss is not None and (loss, moved) != (first.place, first.line):  # else it is said
         evidence.append(_of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - begin
     return Event(begin, cause, what, known.source, lead, tuple(evidence))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 
@@ -13,7 +14,9 @@ from fxguard.report.event import Event
 
 NAN = math.nan
 
-SERIES: list[tuple[Kind, str, str]] = [
+Described = tuple[Kind, str, str]  # and its detail
+
+SERIES: list[Described] = [
     ("input", "input 0", ""),
     ("input", "input 0", "mean"),
     ("operation", "embed linear", ""),
@@ -39,7 +42,7 @@ USUAL += [2e-3, 8.0, 9.0, 0.0, 0.0]
 STEADY = {"setting", "drift"}
 
 
-def usual(step: int, noise: random.Random) -> list[float]:
+def usual(noise: random.Random) -> list[float]:
     """The numbers of a step of a calm run."""
     row = []
     for (kind, _, _), number in zip(SERIES, USUAL, strict=True):
@@ -49,22 +52,37 @@ def usual(step: int, noise: random.Random) -> list[float]:
     return row
 
 
+Numbers = list[float]
+
+
+def events_of(rows: Iterable[Numbers], series: Sequence[Described] = SERIES) -> list[Event]:
+    """What a judge says of a run. A row may be shorter: what it lacks is registered later."""
+    judge, events, known = Judge(), list[Event](), 0
+    for step, row in enumerate(rows):
+        for place in range(known, len(row)):
+            kind, what, detail = series[place]
+            name = f"{kind} {what} {detail}"
+            described = Series(name, kind, what, order=place, detail=detail, dtype="float16")
+            assert judge.register(described) == place
+        known = max(known, len(row))
+        events += judge.seen(Row(step, row, row))
+    return events
+
+
 def judged(changes: dict[int, dict[int, float]], steps: int = 200) -> list[Event]:
     """The events of a calm run in which some numbers are multiplied, from some steps on."""
     noise = random.Random(0)
-    judge = Judge()
-    for place, (kind, what, detail) in enumerate(SERIES):
-        name = f"{kind} {what} {detail}"
-        assert judge.register(Series(name, kind, what, order=place, detail=detail)) == place
-    events: list[Event] = []
-    for step in range(steps):
-        row = usual(step, noise)
-        for since, factors in changes.items():
-            if step >= since:
-                for place, factor in factors.items():
-                    row[place] = row[place] * factor if row[place] else factor
-        events += judge.seen(Row(step, row, row))
-    return events
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(steps):
+            row = usual(noise)
+            for since, factors in changes.items():
+                if step >= since:
+                    for place, factor in factors.items():
+                        row[place] = row[place] * factor if row[place] else factor
+            yield row
+
+    return events_of(rows())
 
 
 LOSS = {6: 3.0, 7: 3.0, 8: 4.0, 9: 4.0}
@@ -93,5 +111,215 @@ def test_what_left_its_band_first_is_the_cause(
     assert 1 <= len(event.evidence) <= 3
 
 
+def test_the_evidence_has_numbers() -> None:
+    (event,) = judged({120: {15: 8.1, 17: 7.1} | {3: 5.0, 4: 5.0} | LOSS})
+    assert event.what == "body.weight"
+    assert event.evidence[0] == (
+        "body.weight is 8.1 times as large in step 120 as in the step before; "
+        "no step of the optimizer wrote it"
+    )
+    assert event.evidence[1].startswith("the loss goes from 2.")
+    assert event.evidence[1].endswith("in step 120")
+
+
+def test_a_jump_that_nothing_explains_is_of_unknown_cause() -> None:
+    noise = random.Random(0)
+    rows = ([noise.gauss(2, 0.05) * (1 if step < 90 else 3)] for step in range(120))
+    (event,) = events_of(rows, [("loss", "loss", "")])
+    assert (event.cause, event.what, event.step) == ("unknown", "loss", 90)
+
+
 def test_a_calm_run_has_no_events() -> None:
     assert not judged({}, 3000)
+
+
+def test_no_event_is_told_twice_while_it_lasts() -> None:
+    """Also where the loss stays where it jumped to, and jumps about there."""
+    noise = random.Random(1)
+    wild = {step: {7: noise.uniform(0.7, 2), 6: 1.0} for step in range(121, 160)}
+    assert len(judged({120: {0: 200.0} | FORWARD} | wild, 400)) == 1
+
+
+def test_another_cause_is_told_when_the_run_has_settled() -> None:
+    first = {120: {0: 200.0} | FORWARD, 121: {0: 1 / 200} | {k: 1 / v for k, v in FORWARD.items()}}
+    second = {260: {10: 30.0, 12: 30.0, 13: 30.0}, 261: FORWARD}
+    assert [event.cause for event in judged(first | second, 400)] == ["data", "step"]
+
+
+def test_the_first_steps_open_no_event() -> None:
+    assert not judged({40: {0: 200.0} | FORWARD}, 100)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        pytest.param(lambda step: min(1.0, (step + 1) / 200), id="warm-up"),
+        pytest.param(lambda step: 0.5 * (1 + math.cos(math.pi * step / 600)), id="cosine"),
+        pytest.param(lambda step: 0.1 ** (step // 150), id="steps"),
+        pytest.param(lambda step: 0.1 + 0.9 * abs((step % 200) / 100 - 1), id="triangles"),
+        pytest.param(lambda step: 0.5 * (1.02 + math.cos(math.pi * (step % 150) / 150)), id="warm"),
+        pytest.param(lambda step: 1.05**-step, id="exponential"),
+    ],
+)
+def test_a_schedule_is_no_event(rate: Callable[[int], float]) -> None:
+    """Neither is that steps follow the rate, and gradients a little."""
+    noise = random.Random(2)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(600):
+            row = usual(noise)
+            for place in (10, 12, 13):
+                row[place] *= rate(step)
+            for place in (6, 7, 8, 9):
+                row[place] *= rate(step) ** 0.2 if rate(step) else 1.0
+            yield row
+
+    assert not events_of(rows())
+
+
+def test_a_last_short_batch_is_no_event() -> None:
+    """Its loss and its gradients vary more."""
+    noise = random.Random(3)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(1000):
+            row = usual(noise)
+            if step % 25 == 24:
+                for place in (6, 7, 8, 9):
+                    row[place] *= math.exp(noise.gauss(0, 0.2))
+            yield row
+
+    assert not events_of(rows())
+
+
+def test_zeros_and_what_is_not_measured() -> None:
+    """A gradient that is zero in some steps, and a series that is measured in every tenth."""
+    noise = random.Random(4)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(600):
+            row = usual(noise)
+            row[8] *= noise.random() < 0.3
+            row[3] = row[3] if step % 10 == 0 else NAN
+            row[15] = row[15] if step % 10 == 0 else NAN
+            if step >= 400:
+                for place, factor in ({0: 200.0} | FORWARD).items():
+                    row[place] *= factor
+            yield row
+
+    (event,) = events_of(rows())
+    assert (event.step, event.cause, event.what) == (400, "data", "input 0")
+
+
+def test_a_loss_that_crosses_zero_is_calm() -> None:
+    noise = random.Random(5)
+    rows = ([noise.gauss(0.02, 0.3)] for _ in range(5000))
+    assert not events_of(rows, [("loss", "loss", "")])
+
+
+def test_two_losses_that_take_turns_have_a_band_each() -> None:
+    noise = random.Random(6)
+    series: list[Described] = [("loss", "loss of D", ""), ("loss", "loss of G", "")]
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(600):
+            number = noise.gauss(2, 0.05) * (4 if step >= 500 and step % 2 else 1)
+            yield [NAN, number * 100] if step % 2 else [number, NAN]
+
+    (event,) = events_of(rows(), series)
+    assert event.step == 501
+
+
+def test_series_that_appear_later() -> None:
+    """They open no event, and those after them are found as ever."""
+    noise = random.Random(7)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(400):
+            row = usual(noise)
+            if step >= 300:
+                row[17] = 0.9
+                for place, factor in LOSS.items():
+                    row[place] *= factor
+            yield row if step >= 100 else row[:9]
+
+    (event,) = events_of(rows())
+    assert (event.step, event.cause, event.what) == (300, "weights", "body.weight")
+
+
+def test_an_operation_that_runs_no_more_is_a_cause() -> None:
+    noise = random.Random(8)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(300):
+            row = usual(noise)
+            if step >= 200:
+                row[4] = NAN
+                for place, factor in LOSS.items():
+                    row[place] *= factor
+            yield row
+
+    (event,) = events_of(rows())
+    assert (event.step, event.cause, event.what) == (200, "operation", "body relu")
+    assert "runs no more in step 200" in event.evidence[0]
+
+
+def test_an_infinite_loss_is_an_event() -> None:
+    assert judged({120: {9: 50.0, 7: math.inf}})[0].step == 120
+
+
+def test_a_burst_in_one_series_is_no_event() -> None:
+    """Only losses and gradients open one."""
+    assert not judged({120: {4: 50.0}, 123: {4: 1 / 50}, 150: {2: 9.0}, 160: {11: 40.0}})
+
+
+def growing(rate: float, place: int = 3, since: int = 200, steps: int = 420) -> list[Event]:
+    noise = random.Random(9)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(steps):
+            row = usual(noise)
+            row[place] *= 4 * 2 ** (rate * max(0, step - since))
+            yield row
+
+    return events_of(rows())
+
+
+def test_a_climb_is_told_once_per_doubling() -> None:
+    first, *others = growing(1 / 25)
+    assert (first.cause, first.what) == ("growth", "body linear")
+    assert abs(first.step - 200) <= 8
+    assert 5 <= len(others) <= 8
+    assert all(
+        (one.cause, one.what, one.step) == ("growth", first.what, first.step) for one in others
+    )
+    assert "twice as large every 2" in first.evidence[0]
+
+
+def test_a_climb_names_the_end_of_the_dtype() -> None:
+    told = growing(1 / 100, steps=1400)[-1].evidence[0]
+    assert "body linear: " in told
+    assert "float16 ends in about" in told
+
+
+def test_a_climb_of_what_is_small_is_none() -> None:
+    """So is one of a single weight: a bias begins at zero."""
+    assert not growing(1 / 100, steps=500)
+    assert not growing(1 / 40, place=15, steps=300)
+
+
+@pytest.mark.parametrize("steps", [20_000, pytest.param(100_000, marks=pytest.mark.campaign)])
+def test_random_walks_have_no_events(steps: int) -> None:
+    """Whatever the spread of their steps, and the noise on them."""
+    series: list[Described] = [("loss", "loss", ""), ("gradient", "a", ""), ("gradient", "b", "")]
+    series += [("operation", "f", ""), ("weight", "a", "")]
+    noise = random.Random(10)
+    places = [0.0] * len(series)
+
+    def rows() -> Iterator[Numbers]:
+        for _ in range(steps):
+            for i in range(len(series)):
+                places[i] = 0.999 * places[i] + noise.gauss(0, 0.02)
+            yield [math.exp(x + noise.gauss(0, 0.1)) for x in places]
+
+    assert not events_of(rows(), series)
