@@ -106,9 +106,11 @@ class Closing:
         for each in found:
             if each.rank != self.rank or each.last is None or each in self._damaged:
                 continue
-            level = self._levels.get(each)
-            if level is None:
-                level = self._levels[each] = level_of(self.folder / each.name)
+            try:
+                level = self._level_of(each)
+            except UsageError:
+                self._damaged.add(each)
+                continue
             steps = STRETCH * THINNING**level
             if (each.first // steps + 1) * steps <= now + 1 - steps:
                 together[each.run, level, each.first // steps].append(each)
@@ -116,6 +118,11 @@ class Closing:
             return 0, []
         key = min(together)
         return key[1], together[key]
+
+    def _level_of(self, stretch: Stretch) -> int:
+        if stretch not in self._levels:
+            self._levels[stretch] = level_of(self.folder / stretch.name)
+        return self._levels[stretch]
 
     def _thin(self, stretches: list[Stretch], level: int) -> None:
         first, last = stretches[0], stretches[-1]

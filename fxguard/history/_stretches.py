@@ -19,6 +19,7 @@ from fxguard.history._stream import Stream
 
 __all__ = [
     "COLUMNS",
+    "empty_table",
     "level_of",
     "read_parts",
     "read_stretch",
@@ -45,6 +46,11 @@ def schema() -> Any:
         **dict.fromkeys(("low", "high"), pyarrow.float64()),
     }
     return pyarrow.schema([pyarrow.field(name, types[name]) for name in COLUMNS])
+
+
+def empty_table() -> Any:
+    """The columns without a row."""
+    return schema().empty_table()
 
 
 def tables_of(stream: Stream) -> Iterator[Any]:
@@ -174,17 +180,27 @@ def write_stretch(folder: Path, stretch: Stretch, tables: Iterable[Any], level: 
 
 
 def level_of(path: Path) -> int:
-    """How far a file has been thinned."""
+    """How far a file has been thinned.
+
+    Raises:
+        UsageError: if the file is damaged.
+        OSError: when there is no such file.
+    """
+    import pyarrow
     from pyarrow import parquet
 
-    return int((parquet.read_schema(path).metadata or {}).get(LEVEL, b"0"))
+    with path.open("rb") as file:
+        try:
+            return int((parquet.read_schema(file).metadata or {}).get(LEVEL, b"0"))
+        except (pyarrow.ArrowException, ValueError) as error:
+            raise UsageError(f"{path}: not a history of fxguard: {error}") from error
 
 
 def read_stretch(path: Path) -> Any:
     """The table of a closed stretch; raises what :func:`read_parts` does."""
     import pyarrow
 
-    return pyarrow.concat_tables([schema().empty_table(), *read_parts(path)])
+    return pyarrow.concat_tables([empty_table(), *read_parts(path)])
 
 
 def read_parts(path: Path) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from fxguard.history._files import listed
 from fxguard.history._meta import metas_of, read_events, read_meta
 from fxguard.history._series import Series
 from fxguard.history._stream import glance
+from fxguard.history._stretches import empty_table
 from fxguard.history._tracks import Numbers
 from fxguard.history.needed import need_pandas, need_pyarrow
 from fxguard.report.event import Event
@@ -53,7 +54,7 @@ def load_history(folder: str | Path) -> History:
 def _load(folder: Path) -> History:
     found, _ = listed(folder)
     metas = [read_meta(path) for path in metas_of(folder)]
-    if not found and not metas:
+    if not found and not any(meta.runs for meta in metas):
         raise UsageError(f"{folder}: it holds no history of fxguard")
     described: dict[str, Series] = {}
     abouts: dict[int, Mapping[str, Any]] = {}
@@ -153,10 +154,10 @@ class History:
             raise UsageError(f"the history in {self.folder} has no series {name!r}")
         if rank is not None and rank not in self.ranks:
             raise UsageError(f"the history in {self.folder} has no rank {rank}")
-        for each in self.ranks if rank is None else (rank,):
-            columns = self._of_rank(each).columns(name)
-            if columns["step"] or each == rank or each == self.ranks[-1]:
-                break
+        asked = self.ranks if rank is None else (rank,)
+        have_it = (each for each in asked if name in self._of_rank(each).parts)
+        each = next(have_it, asked[0])
+        columns = self._of_rank(each).columns(name)
         low, high, steps, last_steps = (
             columns[key] for key in ("low", "high", "step", "last_step")
         )
@@ -178,7 +179,8 @@ class History:
         need_pandas()
         import pyarrow
 
-        tables = [table for rank in self.ranks for table in self._of_rank(rank).tables]
+        tables = [empty_table()]
+        tables += [table for rank in self.ranks for table in self._of_rank(rank).tables]
         return pyarrow.concat_tables(tables).unify_dictionaries().to_pandas()
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ import pytest
 import fxguard
 from fxguard.errors import UsageError
 from fxguard.history._series import Row, Series
+from fxguard.history._stretches import COLUMNS
 from fxguard.history._writer import Writer
 from fxguard.report.event import Event
 from fxguard.types import History, Track
@@ -114,7 +115,8 @@ def test_a_data_frame_has_all_rows(folder: Path) -> None:
     """Of both ranks, also those of an open stretch."""
     needs("pandas")
     frame = fxguard.load_history(folder).to_dataframe()
-    assert list(frame) == ["run", "rank", "step", "last_step", "series", "low", "high"]
+    columns = ["run", "rank", "step", "last_step", "series", "low", "high"]
+    assert list(frame) == list(COLUMNS) == columns
     per_rank = frame[frame["series"] == MATMUL.name].groupby("rank")["high"].max()
     assert list(per_rank) == [9_000.0, 9_001.0]
 
@@ -172,3 +174,18 @@ def test_it_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     finally:
         thread.join()
     assert fxguard.load_history(tmp_path).steps == range(2_000)
+
+
+def test_a_run_without_a_step_is_a_history(tmp_path: Path) -> None:
+    """Its series have no rows, and its DataFrame has the columns alone."""
+    needs("pandas")
+    writer = Writer(tmp_path, about={})
+    writer.register(LOSS)
+    writer.flush()
+    history = fxguard.load_history(tmp_path)
+    assert str(history) == "no steps, 1 series, no events"
+    assert len(history.get(LOSS.name)) == 0
+    assert str(history.get(LOSS.name)) == f"{LOSS.name}: 0 rows"
+    assert list(history.to_dataframe()) == list(COLUMNS)
+    writer.close()
+    assert str(fxguard.load_history(tmp_path)) == "no steps, 0 series, no events"

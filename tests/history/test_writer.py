@@ -292,6 +292,21 @@ def test_a_file_that_others_cover_counts_no_more(tmp_path: Path, short: int) -> 
     assert covered == []
 
 
+@pytest.mark.parametrize("data", [b"", b"PAR1" * 40])
+def test_a_damaged_file_of_an_earlier_run_does_not_end_a_history(
+    tmp_path: Path, short: int, data: bytes
+) -> None:
+    """It stays as it is; what comes later is kept and thinned."""
+    write(tmp_path, range(64))
+    [damaged] = tmp_path.glob("*.parquet")
+    damaged.write_bytes(data)
+    write(tmp_path, range(64, 640))
+    assert damaged.read_bytes() == data
+    damaged.unlink()
+    track = load_history(tmp_path).get(named(0).name)
+    assert (track.steps[0], track.last_steps[0], track.last_steps[-1]) == (64, 79, 639)
+
+
 def test_events_are_kept_at_once(tmp_path: Path) -> None:
     """In order of their steps, also where the program ends without a word."""
     writer = write(tmp_path, range(5), close=False)
