@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.cli._ending import say
+from fxguard.cli._showing import STDOUT, show, write_page, write_record
 from fxguard.cli._statuses import Status
 from fxguard.errors import FxguardError, UsageError
 from fxguard.report.load import load_report
-from fxguard.report.report import Report
-from fxguard.report.strict_json import recorded, write_json
-from fxguard.report.terminal import Progress, escaped, for_terminal
-from fxguard.trace.diff import Diff, diff
+from fxguard.report.strict_json import recorded
+from fxguard.report.terminal import Progress
+from fxguard.trace.diff import diff
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace
 
 __all__ = ["add_commands"]
-
-STDOUT = "- writes it to stdout, in place of the text"
-
 
 def add_commands(commands: Any) -> None:
     """Add both commands to the command line."""
@@ -115,33 +112,22 @@ def _report(args: argparse.Namespace) -> int:
             say(str(error))
             continue
         page = args.html or file.with_suffix(".html")
-        _write(shown, page)
+        write_page(shown, page)
         healthy = isinstance(shown, Trace) and shown.is_healthy
         told = {"file": str(file), "page": str(page), "healthy": healthy, "verdict": shown.verdict}
         pages.append(told)
         if not shows:
             continue
         if len(files) > 1:
-            _print(f"{file}:")
-        _print("\n".join(shown.verdict), healthy=healthy)
-        _print(f"page: {page}")
+            show(f"{file}:")
+        show("\n".join(shown.verdict), healthy=healthy)
+        show(f"page: {page}")
     if args.json is not None:
-        _write_json(args.json, recorded("pages", {"pages": pages, "damaged": damaged}))
+        write_record(args.json, recorded("pages", {"pages": pages, "damaged": damaged}))
     if args.open and pages:
         first = min(pages, key=lambda each: bool(each["healthy"]))
         webbrowser.open(Path(first["page"]).resolve().as_uri())
     return Status.DAMAGED if damaged else Status.FINE
-
-
-def _print(text: str, *, healthy: bool | None = None) -> None:
-    """Print what may come out of a file of somebody else.
-
-    Args:
-        text: what to print.
-        healthy: for a verdict, whether it is good news; it has colours then.
-    """
-    text = escaped(text, sys.stdout)
-    print(text if healthy is None else for_terminal(text, sys.stdout, healthy=healthy))
 
 
 def _load(path: Path) -> Trace:
@@ -159,16 +145,16 @@ def _diff(args: argparse.Namespace) -> int:
         a, b = _only(a, args.batches[0], name_a), _only(b, args.batches[1], name_b)
     result = replace(diff(a, b, tolerance=args.tolerance), a=name_a, b=name_b)
     if args.html is not None:
-        _write(result, args.html)
+        write_page(result, args.html)
     if args.json is not None:
-        _write_json(args.json, result.to_dict())
+        write_record(args.json, result.to_dict())
     if args.json == "-":
         pass
     elif args.format == "table":
-        _print(result.to_table(), healthy=True)
+        show(result.to_table(), healthy=True)
     else:
-        _print(f"A: {name_a}\nB: {name_b}\n")
-        _print("\n".join(result.verdict), healthy=result.agrees)
+        show(f"A: {name_a}\nB: {name_b}\n")
+        show("\n".join(result.verdict), healthy=result.agrees)
     if not result.compared:
         return Status.NOTHING
     return Status.DIFFERENT if result.differs else Status.FINE
@@ -181,19 +167,3 @@ def _only(trace: Trace, number: int, path: str) -> Trace:
         numbers = ", ".join(str(batch.number) for batch in trace.batches) or "none"
         raise UsageError(f"{path} has no batch {number}; it has {numbers}")
     return replace(trace, batches=tuple(chosen[:1]))
-
-
-def _write_json(file: str, record: dict[str, Any]) -> None:
-    try:
-        write_json(file, record)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise FxguardError(f"the record could not be written: {error}") from error
-
-
-def _write(shown: Report | Trace | Diff, path: Path) -> None:
-    try:
-        shown.to_html(path)
-    except OSError as error:
-        raise FxguardError(f"the page could not be written: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import fxguard
 from fxguard import netcheck
 from fxguard.cli._ending import end, last_line, say
+from fxguard.cli._histories import add_history
 from fxguard.cli._processes import SWITCH
 from fxguard.cli._run_record import (
     record_of_first_step,
@@ -125,6 +126,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add_commands(commands)
+    add_history(commands)
     check = commands.add_parser(
         "netcheck",
         help="check the network of a distributed run, under torchrun",

@@ -1,0 +1,164 @@
+"""What a person sees of a history: its verdict, its lines, its page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxguard.errors import UsageError
+from fxguard.history._lines import lines_of_event, lines_of_series, summary
+from fxguard.history._series import Series
+from fxguard.history._telling import telling
+from fxguard.report.display import Display, Displayed
+from fxguard.report.event import Event
+from fxguard.report.strict_json import recorded, strict_json
+
+if TYPE_CHECKING:
+    from fxguard.history.history import Track
+
+__all__ = ["ShownHistory"]
+
+
+class ShownHistory(Displayed):
+    """A history that prints, exports and shows itself."""
+
+    folder: Path
+    steps: range
+    described: Mapping[str, Series]
+    events: tuple[Event, ...]
+    ranks: tuple[int, ...]
+    about: Mapping[int, Mapping[str, Any]]
+
+    def get(self, name: str, rank: int | None = None) -> Track:
+        """One series over all steps."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> list[str]:
+        """What happened, in lines."""
+        where = f"in {len(self.steps)} steps of {len(self.described)} series"
+        if not self.events:
+            return [f"no event {where}"]
+        first, *others = self.events
+        if not others:
+            return first.verdict
+        lines = [f"{len(self.events)} events {where}; the first at step {first.step}"]
+        return [*lines, *(line for event in self.events for line in event.verdict)]
+
+    def lines(self) -> list[str]:
+        """What happened, and the few series that tell each event as sparklines."""
+        if not self.events:
+            losses = [one.name for one in self.described.values() if one.kind == "loss"]
+            return [*self.verdict, *(lines_of_series([*map(self.get, losses)]) if losses else ())]
+        tracks = self._tracks()
+        told = [lines_of_event(event, telling(event, tracks)) for event in self.events]
+        if len(told) > 1:
+            told = [["", *lines] for lines in told]
+        heading = self.verdict[:1] if len(told) > 1 else []
+        return [*heading, *(line for lines in told for line in lines)]
+
+    def lines_of(self, glob: str) -> list[str]:
+        """Series whose names match, as sparklines of all steps.
+
+        Args:
+            glob: of names; ``*`` stands for anything, also in the middle of it.
+
+        Raises:
+            FxguardError: when no name matches.
+        """
+        return lines_of_series([self.get(name) for name in self._matching(glob)])
+
+    def _matching(self, glob: str) -> list[str]:
+        order = sorted(self.described.values(), key=lambda one: one.order)
+        found = [one.name for one in order if fnmatchcase(one.name, glob)]
+        if not found:
+            found = [one.name for one in order if fnmatchcase(one.name, f"*{glob}*")]
+        if not found:
+            raise UsageError(f"{self.folder} has no series that matches {glob!r}")
+        return found
+
+    def _tracks(self) -> list[Track]:
+        return [self.get(name) for name in self.described]
+
+    def to_dict(self, series: str | None = None) -> dict[str, Any]:
+        """The events and the series that tell them, as plain data.
+
+        Args:
+            series: a glob of names: first, median and last number of each such series as well.
+
+        Raises:
+            FxguardError: when no name matches, or when a file is damaged.
+        """
+        tracks = self._tracks() if self.events else []
+        data = {
+            "folder": str(self.folder),
+            "first_step": self.steps[0] if self.steps else None,
+            "last_step": self.steps[-1] if self.steps else None,
+            "series_count": len(self.described),
+            "ranks": list(self.ranks),
+            "runs": list(self.about),
+            "verdict": self.verdict,
+            "events": [
+                {**event.to_dict(), "series": [each.to_dict() for each in telling(event, tracks)]}
+                for event in self.events
+            ],
+            "series": [
+                _described(self.get(name))
+                for name in (self._matching(series) if series is not None else ())
+            ],
+        }
+        return recorded("history", data)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The events and the series that tell them, as strict JSON.
+
+        Args:
+            indent: blanks for each level; None writes one line.
+        """
+        return strict_json(self.to_dict(), indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that needs no network: a map of all series by steps, and the events.
+
+        Args:
+            path: path of the file; overwritten if it exists.
+
+        Raises:
+            FxguardError: when the history holds no number, or when a file is damaged.
+        """
+        Path(path).write_text(self._page(), encoding="utf-8")
+
+    def _page(self) -> str:
+        from fxguard.history._page import page_of_history
+
+        return page_of_history(self)
+
+    def _display(self) -> Display:
+        return Display(
+            self.verdict,
+            healthy=not self.events,
+            above=(str(self.folder),),
+            below="\n".join(self.lines()[1:]),
+            page=self._page if len(self.steps) else None,
+            rows=len(self.steps) * len(self.described) // 50,
+            name="history",
+        )
+
+
+def _described(track: Track) -> dict[str, Any]:
+    one = track.series
+    first, middle, last = summary(track)
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "what": one.what,
+        "source": one.source,
+        "detail": one.detail,
+        "rows": len(track),
+        "first": first,
+        "median": middle,
+        "last": last,
+    }
