@@ -1,4 +1,4 @@
-"""The command ``fxguard history``: what has changed before the loss did, and where two runs part."""
+"""``fxguard history``: what has changed before the loss did, and where two runs part."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from fxguard.trace.trace import Trace
 
 __all__ = ["add_commands"]
 
+
 def add_commands(commands: Any) -> None:
     """Add both commands to the command line."""
     report = commands.add_parser(

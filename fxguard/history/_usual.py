@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import median, median_low
 
 from fxguard.history._series import Series
 
-__all__ = ["ENOUGH", "FLOOR", "LEAST", "MOST", "SCALE", "USUAL", "band", "is_signed", "octaves"]
+__all__ = [
+    "ENOUGH",
+    "FLOOR",
+    "LEAST",
+    "MOST",
+    "SCALE",
+    "USUAL",
+    "band",
+    "from_octaves",
+    "is_signed",
+    "octaves",
+]
 
 USUAL = 64  # numbers that say what is usual
 ENOUGH = 12  # of them are needed
@@ -36,6 +47,20 @@ def octaves(series: Series, numbers: Sequence[float]) -> list[float]:
     return [_log2(abs(x)) for x in numbers]
 
 
+def from_octaves(series: Series, numbers: Sequence[float], found: Sequence[float]) -> list[float]:
+    """Numbers that lie where some are on that scale, of a series that may be negative.
+
+    Args:
+        series: the series.
+        numbers: all of its numbers, as they were given to :func:`octaves`.
+        found: places on the scale.
+    """
+    if series.detail == "share of zeros":
+        return [x / 10 for x in found]
+    usual = _usual_size(numbers)
+    return [math.copysign(usual * (2 ** min(abs(x), MOST - 80) - 1), x) for x in found]
+
+
 def _usual_size(numbers: Iterable[float]) -> float:
     return max(1e-30, median([abs(x) for x in numbers if x == x] or [0.0]))
 
@@ -53,5 +78,5 @@ def band(before: Sequence[float]) -> tuple[float, float] | None:
     known = [x for x in before if x == x][-USUAL:]
     if len(known) < ENOUGH:
         return None
-    middle = median(known)
-    return middle, max(FLOOR, SCALE * median(abs(x - middle) for x in known))
+    middle = median_low(known)  # as torch has it
+    return middle, max(FLOOR, SCALE * median_low(abs(x - middle) for x in known))

@@ -213,9 +213,7 @@ def _pairs(a: Track, b: Track) -> Iterator[tuple[tuple[int, int], Range, Range]]
                 yield (step, until), in_a, in_b
             i, j = to_a, to_b
         else:  # steps that are not in both
-            begin = min(
-                (x for x in (a.steps[i], b.steps[j]) if x != step), default=a.steps[i]
-            )
+            begin = min((x for x in (a.steps[i], b.steps[j]) if x != step), default=a.steps[i])
             i += a.steps[i] == begin
             j += b.steps[j] == begin
 

@@ -15,6 +15,7 @@ from fxguard.errors import UsageError
 from fxguard.history._files import listed
 from fxguard.history._meta import metas_of, read_events, read_meta
 from fxguard.history._series import Series
+from fxguard.history._shown import ShownHistory
 from fxguard.history._stream import glance
 from fxguard.history._stretches import empty_table
 from fxguard.history._tracks import Numbers
@@ -104,7 +105,7 @@ class Track:
     __repr__ = __str__
 
 
-class History:
+class History(ShownHistory):
     """The history of a training run: what :func:`fxguard.load_history` returns.
 
     Attributes:

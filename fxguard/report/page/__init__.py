@@ -7,18 +7,17 @@ page lets no other script run, by hash, and nothing be loaded.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
 from fxguard.report.frames_json import as_json, collector_paused
+from fxguard.report.scripted_page import in_html, one_script, scripted_page
 from fxguard.report.sheet import Sheet, page_data
 from fxguard.report.text import is_fix, is_why
 
-__all__ = ["framed", "page", "verdict_html"]
+__all__ = ["framed", "page", "style", "verdict_html"]
 
 # In this order: each uses what stands before it.
 MOST_LINES = 7  # of a verdict without a fix, until it is opened
@@ -48,25 +47,23 @@ def page(
     """
     with collector_paused():
         data = as_json({**page_data(sheets), "sides": sides, "opens": opens})
-    library, script = _asset("uPlot.iife.min.js"), "\n".join(map(_asset, SCRIPTS))
-    script = f'(() => {{\n"use strict";\n{script}}})();\n'
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {_hashes(library, script)}"
+    library, script = _asset("uPlot.iife.min.js"), one_script([*map(_asset, SCRIPTS)])
     parts = {
-        "POLICY": policy,
         "TITLE": html.escape(title),
         "META": html.escape(meta),
         "STATE": "healthy" if healthy else "ill",
         "VERDICT": verdict_html(verdict),
         "STYLE": _asset("uPlot.min.css") + _asset("page.css"),
-        "DATA": _in_html(data),
+        "DATA": in_html(data),
         "LIBRARY": library,
         "SCRIPT": script,
     }
-    # What is filled in holds no placeholder: `<` is escaped in all that is not our own.
-    text = _asset("page.html")
-    for name, part in parts.items():
-        text = text.replace(f"<!--{name}-->", part)
-    return text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")  # half a surrogate pair
+    return scripted_page(_asset("page.html"), (library, script), parts)
+
+
+def style() -> str:
+    """The style of this page, for others that look like it."""
+    return _asset("page.css")
 
 
 def framed(text: str) -> str:
@@ -111,16 +108,6 @@ def _lead(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def _line(line: str) -> str:
     escaped = html.escape(line)
     return f"<strong>{escaped}</strong>" if is_fix(line) else escaped
-
-
-def _in_html(text: str) -> str:
-    """JSON that can stand in a script element: the three characters HTML looks for, as escapes."""
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _hashes(*scripts: str) -> str:
-    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
-    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
 @cache

@@ -1,0 +1,102 @@
+"""A training run as one HTML page that needs no network: a map of its series by steps, its events.
+
+What a number means was decided by who made it; here it is packed, and drawn. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cache
+from importlib import resources
+
+from fxguard.report.page import style, verdict_html
+from fxguard.report.scripted_page import in_html, one_script, scripted_page
+
+__all__ = ["EDGES", "Map", "MapEvent", "MapRow", "history_page"]
+
+# Deviations from the middle of a band at which a colour begins, from pale to strong.
+EDGES = (2, 3, 4, 6, 8, 12, 16, 32)
+
+# In this order: each uses what stands before it.
+SCRIPTS = ("data.js", "steps.js", "map.js", "lines.js", "table.js", "main.js")
+
+
+@dataclass(frozen=True, slots=True)
+class MapRow:
+    """One series."""
+
+    name: str
+    kind: str
+    source: str
+    group: str  # of neighbours that belong together: a module, "gradients"
+    texts: tuple[str, str, str, str]  # first, median and last number, and where it was furthest
+    linear: tuple[float, float] | None  # the ends of its axis; None for one in octaves
+    has_low: bool  # whether there is a smallest number beside the largest one
+    furthest: float  # deviations, in the step in which it was furthest from its band
+    packed: str  # its numbers and its band
+
+
+@dataclass(frozen=True, slots=True)
+class MapEvent:
+    """Something that happened."""
+
+    step: int
+    headline: str
+    row: int | None  # what changed first
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A training run as it is drawn."""
+
+    columns: list[tuple[int, int, int]]  # runs of columns: first step, steps of each, how many
+    rows: list[MapRow]
+    levels: str  # how far each number is from its band, packed
+    events: list[MapEvent]
+    _: KW_ONLY
+    each: int  # columns that share a band
+
+
+def history_page(title: str, meta: str, verdict: Sequence[str], drawn: Map) -> str:
+    """The text of a page.
+
+    Args:
+        title: what the page is about.
+        meta: a line below it.
+        verdict: lines, the most important one first.
+        drawn: the run.
+    """
+    data = {
+        "columns": drawn.columns,
+        "each": drawn.each,
+        "edges": EDGES,
+        "events": [[event.step, event.headline, event.row] for event in drawn.events],
+        "rows": [
+            [
+                *(row.name, row.kind, row.source, row.group, row.texts, row.linear),
+                *(row.has_low, round(row.furthest, 1)),
+            ]
+            for row in drawn.rows
+        ],
+        "levels": drawn.levels,
+    }
+    script = one_script([*map(_asset, SCRIPTS)])
+    parts = {
+        "TITLE": html.escape(title),
+        "META": html.escape(meta),
+        "STATE": "ill" if drawn.events else "healthy",
+        "VERDICT": verdict_html(verdict),
+        "STYLE": style() + _asset("history.css"),
+        "DATA": in_html(json.dumps(data, allow_nan=False, separators=(",", ":"))),
+        "NUMBERS": in_html(json.dumps([row.packed for row in drawn.rows], separators=(",", ":"))),
+        "SCRIPT": script,
+    }
+    return scripted_page(_asset("history.html"), (script,), parts)
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text("utf-8")
