@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from fxguard.history._series import Series
-from fxguard.history._watch import FLOOR, HUGE, TINY, USUAL
+from fxguard.history._watch import ENOUGH, FLOOR, HUGE, TINY, USUAL
 
 __all__ = ["distances", "in_octaves"]
-
-ENOUGH = 12  # measured values that make a band
 
 
 def in_octaves(numbers: Tensor, series: list[Series]) -> Tensor:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fxguard.history._usual import ENOUGH, FLOOR, SCALE, USUAL
+from fxguard.history._bands import in_octaves
+from fxguard.history._series import Series
+from fxguard.history._watch import ENOUGH, FLOOR, USUAL
 
-__all__ = ["Distances", "distances"]
+__all__ = ["Distances", "alike", "distances", "octaves_of"]
 
+NORMAL = 1.4826  # the median of distances from the median becomes a standard deviation
 EACH = 4  # rows that share a band, which moves slowly
 
 
@@ -26,37 +29,42 @@ class Distances:
     distance: Tensor  # in deviations
 
 
-def distances(octaves: Sequence[float], sizes: Sequence[int]) -> Distances:
+def octaves_of(series: Series, numbers: array[float]) -> Tensor:
+    """Numbers on the scale on which a series is judged."""
+    return in_octaves(torch.frombuffer(numbers, dtype=torch.float64)[:, None], [series])[:, 0]
+
+
+def distances(values: Tensor, stretches: Sequence[tuple[int, int]]) -> Distances:
     """The band of each row is made of the rows before that are as many steps long as it is.
 
     Args:
-        octaves: of a series, row by row.
-        sizes: how many steps each row stands for.
+        values: octaves of a series, row by row.
+        stretches: see :func:`alike`.
     """
-    values = torch.frombuffer(array("d", octaves), dtype=torch.float64).float()
     middle, deviation = torch.full_like(values, torch.nan), torch.full_like(values, torch.nan)
-    for begin, end in _alike(sizes):
+    for begin, end in stretches:
         part = values[begin:end]
         is_known = ~part.isnan()
         known = part[is_known]
         if len(known) <= ENOUGH:
             continue
-        nothing = torch.full((USUAL,), torch.nan)
+        nothing = torch.full((USUAL,), torch.nan, dtype=values.dtype)
         before = torch.cat([nothing, known[:-1]]).unfold(0, USUAL, EACH)
         middles = before.nanmedian(dim=1).values
         distance = (before - middles[:, None]).abs_()
-        deviations = distance.nanmedian(dim=1).values.mul_(SCALE).clamp_(min=FLOOR)
+        deviations = distance.nanmedian(dim=1).values.mul_(NORMAL).clamp_(min=FLOOR)
         middles[: ENOUGH // EACH] = torch.nan
         middle[begin:end][is_known] = middles.repeat_interleave(EACH)[: len(known)]
         deviation[begin:end][is_known] = deviations.repeat_interleave(EACH)[: len(known)]
     return Distances(values, middle, deviation, (values - middle) / deviation)
 
 
-def _alike(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+def alike(sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Stretches of rows that are about as many steps long: 1, 16, 256, ..."""
     kinds = [size.bit_length() // 4 for size in sizes]
-    begin = 0
+    begin, found = 0, []
     for place in range(1, len(kinds) + 1):
         if place == len(kinds) or kinds[place] != kinds[begin]:
-            yield begin, place
+            found.append((begin, place))
             begin = place
+    return found

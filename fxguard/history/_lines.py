@@ -9,7 +9,8 @@ from typing import Any
 
 from fxguard.history._series import Series
 from fxguard.history._telling import Glimpse
-from fxguard.history._usual import FLOOR, LEAST, MOST, octaves
+from fxguard.history._usual import octaves
+from fxguard.history._watch import FLOOR, HUGE, TINY
 from fxguard.report.event import Event
 from fxguard.report.sparkline import MARK, sparkline
 
@@ -47,8 +48,8 @@ def _around(each: Glimpse) -> str:
 def _heights(series: Series, numbers: Sequence[float]) -> list[float]:
     """Octaves; zeros lie below the rest, and infinities above it."""
     found = octaves(series, numbers)
-    floor = min((x for x in found if x > LEAST), default=0.0) - 1
-    return [floor if x == LEAST else math.inf if x == MOST else x for x in found]
+    floor = min((x for x in found if x > TINY), default=0.0) - 1
+    return [floor if x == TINY else math.inf if x == HUGE else x for x in found]
 
 
 def lines_of_series(tracks: Sequence[Any]) -> list[str]:

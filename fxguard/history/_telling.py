@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any
 
 from fxguard.history._series import Series
-from fxguard.history._usual import USUAL, band, octaves
+from fxguard.history._usual import octaves, usual_band
+from fxguard.history._watch import USUAL
 from fxguard.report.event import Event
 
 __all__ = ["LEFT", "Glimpse", "telling"]
@@ -84,7 +85,7 @@ def _glimpse(event: Event, track: Any, slow: bool) -> Glimpse | None:
     # Some series are measured in every tenth step only.
     early = max(0, at - 10 * USUAL)
     found = octaves(track.series, track.high[early:until])
-    usual = band(found[: at - early])
+    usual = usual_band(found[: at - early])
     behind = found[at - early :]
     left: int | None = None
     place = 0

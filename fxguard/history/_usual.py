@@ -1,32 +1,16 @@
-"""What is usual for a series: its band, the median and the deviation of the numbers before."""
+"""What is usual for a series, from its numbers in plain Python: few of them are looked at."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import median, median_low
+from statistics import median
 
 from fxguard.history._series import Series
+from fxguard.history._watch import ENOUGH, HUGE, USUAL, band
+from fxguard.history._watch import octaves as octaves_of_one
 
-__all__ = [
-    "ENOUGH",
-    "FLOOR",
-    "LEAST",
-    "MOST",
-    "SCALE",
-    "USUAL",
-    "band",
-    "from_octaves",
-    "is_signed",
-    "octaves",
-]
-
-USUAL = 64  # numbers that say what is usual
-ENOUGH = 12  # of them are needed
-FLOOR = 0.1  # of a deviation, in octaves: a series never counts as steadier than 7 %
-SCALE = 1.4826  # the median of distances from the median becomes a standard deviation
-LEAST = -200.0  # octaves that stand for zero
-MOST = 1100.0  # and for infinity
+__all__ = ["from_octaves", "is_signed", "octaves", "usual_band"]
 
 
 def is_signed(series: Series) -> bool:
@@ -35,7 +19,7 @@ def is_signed(series: Series) -> bool:
 
 
 def octaves(series: Series, numbers: Sequence[float]) -> list[float]:
-    """Numbers on the scale on which a series is judged: log2 of their magnitudes.
+    """Numbers on the scale on which a series is judged, see ``in_octaves``: log2 of magnitudes.
 
     Means keep their sign, and shares are tenths.
     """
@@ -43,8 +27,8 @@ def octaves(series: Series, numbers: Sequence[float]) -> list[float]:
         return [10 * number for number in numbers]
     if series.detail == "mean":
         usual = _usual_size(numbers)
-        return [math.copysign(_log2(1 + abs(x) / usual), x) for x in numbers]
-    return [_log2(abs(x)) for x in numbers]
+        return [math.copysign(octaves_of_one(1 + abs(x) / usual), x) for x in numbers]
+    return [octaves_of_one(x) for x in numbers]
 
 
 def from_octaves(series: Series, numbers: Sequence[float], found: Sequence[float]) -> list[float]:
@@ -58,25 +42,14 @@ def from_octaves(series: Series, numbers: Sequence[float], found: Sequence[float
     if series.detail == "share of zeros":
         return [x / 10 for x in found]
     usual = _usual_size(numbers)
-    return [math.copysign(usual * (2 ** min(abs(x), MOST - 80) - 1), x) for x in found]
+    return [math.copysign(usual * (2 ** min(abs(x), HUGE - 80) - 1), x) for x in found]
 
 
 def _usual_size(numbers: Iterable[float]) -> float:
     return max(1e-30, median([abs(x) for x in numbers if x == x] or [0.0]))
 
 
-def _log2(magnitude: float) -> float:
-    if not magnitude:
-        return LEAST
-    if magnitude == math.inf:
-        return MOST
-    return max(math.log2(magnitude), LEAST)  # NaN stays: Python's max keeps what is first
-
-
-def band(before: Sequence[float]) -> tuple[float, float] | None:
+def usual_band(before: Sequence[float]) -> tuple[float, float] | None:
     """Median and deviation of the measured octaves among the last ones; None if they are few."""
     known = [x for x in before if x == x][-USUAL:]
-    if len(known) < ENOUGH:
-        return None
-    middle = median_low(known)  # as torch has it
-    return middle, max(FLOOR, SCALE * median_low(abs(x - middle) for x in known))
+    return band(known) if len(known) >= ENOUGH else None

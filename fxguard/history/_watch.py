@@ -6,9 +6,10 @@ import math
 from collections import deque
 from statistics import median
 
-__all__ = ["FLOOR", "USUAL", "Watch", "octaves"]
+__all__ = ["ENOUGH", "FLOOR", "HUGE", "TINY", "USUAL", "Watch", "band", "octaves"]
 
 USUAL = 64  # steps that say what is usual
+ENOUGH = 12  # of them are needed
 FLOOR = 0.1  # of a deviation, in octaves: a series never counts as steadier than 7 %
 JUMP = 6.0  # deviations of the mean of three steps
 BEYOND_USUAL = 1.25  # times as far as the series has been
