@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from fxguard.cli._processes import Note
 from fxguard.cli._statuses import Status
@@ -21,7 +20,7 @@ def end(
     error: BaseException | None,
     note: Note,
     show: Callable[[BaseException], object],
-    traces: Iterable[Path] = (),
+    offers: Iterable[str] = (),
     *,
     tells: bool = True,
 ) -> int | None:
@@ -31,14 +30,14 @@ def end(
         error: what ended the run, an interrupt too; None if it ran to its end.
         note: what all processes of the run have found.
         show: shows the traceback of an exception of the script's own.
-        traces: trace files that were written.
+        offers: what can be done with the files that were written, in lines.
         tells: whether this is the process that says what was checked.
 
     Returns:
         The exit status; None if the script decides it and :func:`last_line` is still to be called.
     """
-    for path in traces:
-        say(f"for a page of the whole batch: fxguard report {path}")
+    for offer in offers:
+        say(offer)
     if isinstance(error, BatchLimitReached):
         say(str(error))
         if tells:

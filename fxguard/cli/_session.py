@@ -131,9 +131,15 @@ class Session:
         return self._last_report
 
     @property
-    def trace_files(self) -> list[Path]:
-        """The files that this process has traced to."""
-        return [guard.trace_path for guard in self.outermost.guards if guard.trace_path is not None]
+    def offers(self) -> list[str]:
+        """What can be done with the files that this process has written, in lines."""
+        guards = self.outermost.guards
+        traces = [guard.trace_path for guard in guards if guard.trace_path is not None]
+        histories = {guard.history_folder: None for guard in guards}
+        return [
+            *(f"for a page of the whole batch: fxguard report {path}" for path in traces),
+            *(f"for the whole run: fxguard history {path}" for path in histories if path),
+        ]
 
     def _last_word(self) -> None:
         """Say what was checked, before a signal ends this process."""

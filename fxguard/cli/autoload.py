@@ -117,16 +117,16 @@ class Armed:
         self, error: BaseException | None, show: Callable[[BaseException], object]
     ) -> int | None:
         self.ended = True
-        traces: list[Path] = []
+        offers: list[str] = []
         if self.session is not None:
             self.session.terminated.stop()
             note = self.session.close()
-            traces = self.session.trace_files
+            offers = self.session.offers
         else:
             note = self.notes.read()
             if self.notes.is_owner:
                 self.notes.remove()
-        status = end(error, note, show, traces, tells=self.notes.is_owner)
+        status = end(error, note, show, offers, tells=self.notes.is_owner)
         if status is None and self.notes.is_owner:
             last_line(note)
         return status

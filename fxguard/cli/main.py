@@ -331,7 +331,7 @@ def _run(given: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -
     finally:
         note = session.close()
     owns = session.notes.is_owner
-    status = end(error, note, _show, session.trace_files, tells=owns)
+    status = end(error, note, _show, session.offers, tells=owns)
     if given.json is not None:
         ends_with = status_of(own_end or error) if status is None else status
         write_record(given.json, record_of_run(note, ends_with))

@@ -87,6 +87,11 @@ class Guard:
         return next((x.path for x in self._recorder.listeners if x.path is not None), None)
 
     @property
+    def history_folder(self) -> Path | None:
+        """The folder that ``history`` writes to; None before the first step has ended."""
+        return next((x.folder for x in self._recorder.listeners if x.folder is not None), None)
+
+    @property
     def optimizer_step(self) -> int | None:
         """How many steps the optimizer has made."""
         return self._recorder.optimizer_step

@@ -86,6 +86,11 @@ class Listener:
         """The file that it writes; None before, or if it writes none."""
         return None
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of its history; None before, or if it keeps none."""
+        return None
+
     def begins(self, batch: Batch) -> None:
         """Called when a batch begins; to add a :class:`~fxguard.batch.watchers.BatchWatcher`."""
 

@@ -122,7 +122,8 @@ def _levels(found: Distances) -> Tensor:
     """How far each number is from its band, as the index of the edge of a colour."""
     edges = torch.tensor(EDGES, dtype=torch.float32)
     size = torch.bucketize(found.distance.abs(), edges, right=True)
-    level = (size * found.distance.sign()).nan_to_num(nan=UNKNOWN)
+    level = size * found.distance.sign()
+    level[found.distance.isnan()] = UNKNOWN
     level[found.octaves == HUGE] = INFINITE
     return level.to(torch.int8)
 

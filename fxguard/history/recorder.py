@@ -118,8 +118,8 @@ class Histories(Listener):
             self.writer.close()
 
     @property
-    def path(self) -> Path | None:
-        """The folder; None before the first step has ended."""
+    def folder(self) -> Path | None:
+        """Of the history; None before the first step has ended."""
         return None if self.writer is None else self.writer.folder
 
     def _register(self, series: Series) -> None:

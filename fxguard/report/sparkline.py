@@ -33,11 +33,11 @@ def sparkline(
     # A stretch begins at the mark, so that what is before it does not hide what is behind.
     first = 0 if mark is None else mark % each
     begins = [*([0] if first else []), *range(first, count, each)]
-    parts = [heights[i:j] for i, j in zip(begins, [*begins[1:], count], strict=True)]
+    parts = [heights[i:j] for i, j in zip(begins, [*begins, count][1:], strict=True)]
     tops = [max((x for x in part if not math.isnan(x)), default=math.nan) for part in parts]
     known = [top for top in tops if math.isfinite(top)]
     low, high = min(known, default=0.0), max(known, default=0.0)
-    scale = max(high - low, span) or 1.0
+    scale = max(high / 2 - low / 2, span / 2) or 1.0  # halves: the range of floats has no number
     text = []
     for begin, top in zip(begins, tops, strict=True):
         if begin == mark:
@@ -47,5 +47,7 @@ def sparkline(
         elif math.isinf(top):
             text.append(INFINITE)
         else:
-            text.append(BLOCKS[min(int((top - low) / scale * len(BLOCKS)), len(BLOCKS) - 1)])
+            text.append(
+                BLOCKS[min(int((top / 2 - low / 2) / scale * len(BLOCKS)), len(BLOCKS) - 1)]
+            )
     return "".join(text)

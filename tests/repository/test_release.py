@@ -74,7 +74,8 @@ def test_the_wheel_holds_the_package_and_the_licences(built: dict[str, Path]) ->
     assert {name.partition("/")[0] for name in names} == {
         *("fxguard", "_fxguard_autoload.py", "_fxguard_pytest.py"),
     }
-    assert names >= {"fxguard/py.typed", "fxguard/report/page/page.html"}
+    pages = {"fxguard/report/page/page.html", "fxguard/report/history_page/history.html"}
+    assert names >= {"fxguard/py.typed", *pages}
     assert not [name for name in names if "_native.c" in name or "_native.abi3" in name]
     for name in ("LICENSE", "fxguard/report/page/uPlot-LICENSE"):
         text = text_in(built["pure wheel"], f"/licenses/{name}")

@@ -77,9 +77,14 @@ class Lines {
 
   extent(pixels) {
     let low = Infinity, high = -Infinity;
+    this.hasZero = false;
     const from = pixels[0][0], to = pixels.at(-1)[1];
     const put = (number) => {
-      if (number === MISSING || (!this.rows[0].linear && (number <= ZERO || number > MOST))) return;
+      if (number === MISSING) return;
+      if (!this.rows[0].linear && (number <= ZERO || number > MOST)) {
+        this.hasZero ||= number <= ZERO;
+        return;
+      }
       if (number < low) low = number;
       if (number > high) high = number;
     };
@@ -90,7 +95,7 @@ class Lines {
       }
     }
     if (low > high) [low, high] = [0, 1];
-    const least = this.rows[0].linear ? 1 : 0.4 * PER_OCTAVE, more = Math.max((high - low) * 0.06, (least - high + low) / 2);
+    const least = this.rows[0].linear ? 1 : PER_OCTAVE, more = Math.max((high - low) * 0.06, (least - high + low) / 2);
     return [low - more, high + more];
   }
 
@@ -106,6 +111,11 @@ class Lines {
       found = fine.filter((x) => x >= from && x <= to).sort((a, b) => a - b);
     }
     sheet.ctx.textAlign = "right";
+    if (this.hasZero) { // it has no place on this axis, and lies on its lower edge
+      found = found.filter((value) => y(Math.log2(value) * PER_OCTAVE) < y(low) - 12);
+      sheet.ctx.fillStyle = style("--faint");
+      sheet.ctx.fillText("0", sheet.left - 5, y(low));
+    }
     for (const value of found) {
       const number = row.linear ? ((value - row.linear[0]) / (row.linear[1] - row.linear[0])) * LINEAR : Math.log2(value) * PER_OCTAVE;
       const at = Math.round(y(number)) + 0.5;
