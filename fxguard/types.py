@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fxguard.guard.for_users import Guard as Guard
     from fxguard.history.history import History as History
     from fxguard.history.history import Series as Series
-    from fxguard.history.history import Track as Track
+    from fxguard.history.track import Track as Track
     from fxguard.options import Granularity as Granularity
     from fxguard.options import InstrumentOptions as InstrumentOptions
     from fxguard.options import OnDetect as OnDetect
@@ -107,7 +107,7 @@ _HOME = {
     "Source": "records",
     "Trace": "trace.trace",
     "TracedBatch": "trace.trace",
-    "Track": "history.history",
+    "Track": "history.track",
 }
 
 __all__ = sorted(_HOME)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fxguard.history._distances import alike
-
-if TYPE_CHECKING:
-    from fxguard.history.history import Track
+from fxguard.history.track import Track
 
 __all__ = ["Columns"]
 

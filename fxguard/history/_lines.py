@@ -11,6 +11,7 @@ from fxguard.history._series import Series
 from fxguard.history._telling import Glimpse
 from fxguard.history._usual import octaves
 from fxguard.history._watch import FLOOR, HUGE, TINY
+from fxguard.history.track import Track
 from fxguard.report.event import Event
 from fxguard.report.sparkline import MARK, sparkline
 
@@ -52,18 +53,18 @@ def _heights(series: Series, numbers: Sequence[float]) -> list[float]:
     return [floor if x == TINY else math.inf if x == HUGE else x for x in found]
 
 
-def lines_of_series(tracks: Sequence[Any]) -> list[str]:
+def lines_of_series(tracks: Sequence[Track]) -> list[str]:
     """The first, the median and the last number of each series, and all of it as a sparkline."""
     return list(_table(("series", "first", "median", "last", "all steps"), map(_whole, tracks)))
 
 
-def summary(track: Any) -> tuple[float, float, float]:
+def summary(track: Track) -> tuple[float, float, float]:
     """The first, the median and the last number that was measured; NaN if none was."""
     known = [x for x in track.high if x == x]
     return (known[0], median(known), known[-1]) if known else (math.nan,) * 3
 
 
-def _whole(track: Any) -> tuple[str, ...]:
+def _whole(track: Track) -> tuple[str, ...]:
     drawn = sparkline(_heights(track.series, track.high), WIDTH, span=STEADY)
     return (_short(track.series.name), *map(number, summary(track)), drawn)
 

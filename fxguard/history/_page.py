@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fxguard.errors import UsageError
 from fxguard.history._columns import Columns
 from fxguard.history._packed import packed_bytes
 from fxguard.history._page_rows import EACH, UNKNOWN, row_of
 from fxguard.history._series import Kind
+from fxguard.history.track import Track
 from fxguard.report.event import Cause, Event
 from fxguard.report.history_page import Map, MapEvent, history_page
-
-if TYPE_CHECKING:
-    from fxguard.history._shown import ShownHistory
-    from fxguard.history.history import Track
 
 __all__ = ["page_of_history"]
 
@@ -36,25 +31,24 @@ TOLD_BY: dict[Cause, tuple[Kind, ...]] = {
 }
 
 
-def page_of_history(history: ShownHistory) -> str:
+def page_of_history(
+    name: str, verdict: Sequence[str], tracks: Sequence[Track], events: Sequence[Event]
+) -> str:
     """The text of the page.
 
-    Raises:
-        FxguardError: when the history holds no number, or when a file is damaged.
+    Args:
+        name: of the history.
+        verdict: lines, the most important one first.
+        tracks: its series in the order of the page; at least one, none of them empty.
+        events: what happened.
     """
-    order = sorted(history.described.values(), key=lambda one: (one.kind == "time", one.order))
-    tracks = [track for one in order if len(track := history.get(one.name))]
-    if not tracks:
-        raise UsageError(f"the history in {history.folder} holds no number: it has no page")
     columns = Columns(tracks)
     levels = torch.full((len(tracks), len(columns)), UNKNOWN, dtype=torch.int8)
     rows = [row_of(track, columns, levels[place]) for place, track in enumerate(tracks)]
-    events = [_event(event, tracks, columns, levels) for event in history.events]
-    drawn = Map(columns.runs(), rows, packed_bytes(levels), events, each=EACH)
-    span = f"steps {history.steps[0]} to {history.steps[-1]}, {len(tracks)} series"
-    ranks = f", rank {tracks[0].rank} of {len(history.ranks)}" if len(history.ranks) > 1 else ""
-    title = f"History of {history.folder.name}"
-    return history_page(title, f"{span}{ranks}", history.verdict, drawn)
+    told = [_event(event, tracks, columns, levels) for event in events]
+    drawn = Map(columns.runs(), rows, packed_bytes(levels), told, each=EACH)
+    meta = f"steps {columns.steps[0]} to {columns.last_steps[-1]}, {len(tracks)} series"
+    return history_page(f"History of {name}", meta, verdict, drawn)
 
 
 def _event(event: Event, tracks: Sequence[Track], columns: Columns, levels: Tensor) -> MapEvent:

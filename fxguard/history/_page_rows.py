@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,10 +14,8 @@ from fxguard.history._packed import MISSING, PER_OCTAVE, packed_numbers
 from fxguard.history._series import Kind, Series
 from fxguard.history._usual import from_octaves, is_signed
 from fxguard.history._watch import HUGE
+from fxguard.history.track import Track
 from fxguard.report.history_page import EDGES, MapRow
-
-if TYPE_CHECKING:
-    from fxguard.history.history import Track
 
 __all__ = ["EACH", "UNKNOWN", "group_of", "row_of"]
 

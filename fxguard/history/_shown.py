@@ -6,18 +6,16 @@ import os
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fxguard.errors import UsageError
 from fxguard.history._lines import lines_of_event, lines_of_series, summary
 from fxguard.history._series import Series
 from fxguard.history._telling import telling
+from fxguard.history.track import Track
 from fxguard.report.display import Display, Displayed
 from fxguard.report.event import Event
 from fxguard.report.strict_json import recorded, strict_json
-
-if TYPE_CHECKING:
-    from fxguard.history.history import Track
 
 __all__ = ["ShownHistory"]
 
@@ -134,7 +132,14 @@ class ShownHistory(Displayed):
     def _page(self) -> str:
         from fxguard.history._page import page_of_history
 
-        return page_of_history(self)
+        order = sorted(self.described.values(), key=lambda one: (one.kind == "time", one.order))
+        tracks = [track for one in order if len(track := self.get(one.name))]
+        if not tracks:
+            raise UsageError(f"the history in {self.folder} holds no number: it has no page")
+        name = self.folder.resolve().name
+        if len(self.ranks) > 1:
+            name += f", rank {tracks[0].rank} of {len(self.ranks)}"
+        return page_of_history(name, self.verdict, tracks, self.events)
 
     def _display(self) -> Display:
         return Display(

@@ -12,6 +12,7 @@ from typing import Any
 from fxguard.history._series import Series
 from fxguard.history._usual import octaves, usual_band
 from fxguard.history._watch import USUAL
+from fxguard.history.track import Track
 from fxguard.report.event import Event
 
 __all__ = ["LEFT", "Glimpse", "telling"]
@@ -55,7 +56,7 @@ class Glimpse:
         }
 
 
-def telling(event: Event, tracks: Iterable[Any]) -> list[Glimpse]:
+def telling(event: Event, tracks: Iterable[Track]) -> list[Glimpse]:
     """The series to look at, in order of execution, at most six.
 
     Args:
@@ -75,7 +76,7 @@ def telling(event: Event, tracks: Iterable[Any]) -> list[Glimpse]:
     return sorted(chosen, key=lambda each: each.series.order)
 
 
-def _glimpse(event: Event, track: Any, slow: bool) -> Glimpse | None:
+def _glimpse(event: Event, track: Track, slow: bool) -> Glimpse | None:
     at = bisect_left(track.last_steps, event.step)
     begin = max(0, at - (SLOW if slow else BEFORE))
     end = min(len(track), at + BEHIND)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxguard.history._series import Series
-from fxguard.history.history import History, Track
+from fxguard.history.history import History
+from fxguard.history.track import Track
 from fxguard.report.strict_json import recorded, strict_json
 
 __all__ = ["TOLERANCE", "Apart", "Divergence", "compare_histories"]

@@ -5,9 +5,7 @@ Needs no torch. A history can be read while it is written.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +18,7 @@ from fxguard.history._stream import glance
 from fxguard.history._stretches import empty_table
 from fxguard.history._tracks import Numbers
 from fxguard.history.needed import need_pandas, need_pyarrow
+from fxguard.history.track import Track
 from fxguard.report.event import Event
 
 __all__ = ["History", "Series", "Track", "load_history"]
@@ -78,31 +77,6 @@ def _load(folder: Path) -> History:
     return History(
         folder, steps, described, tuple(read_events(folder)), tuple(sorted(ranks)), about
     )
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Track:
-    """One series over the steps of a training run. Its columns are equally long."""
-
-    series: Series
-    rank: int
-    # Each row is one step, or several of long ago.
-    steps: array[int]
-    last_steps: array[int]  # of each row; its step, where it is one
-    low: array[float]  # the smallest of these steps
-    high: array[float]  # the largest of these steps
-    runs: array[int]  # that each row is from
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __str__(self) -> str:
-        what = f"{self.series.name}: {len(self)} rows"
-        if not self.steps:
-            return what
-        return f"{what} of steps {self.steps[0]} to {self.last_steps[-1]}, last {self.high[-1]:.4g}"
-
-    __repr__ = __str__
 
 
 class History(ShownHistory):
