@@ -16,8 +16,12 @@ from fxguard.cli._statuses import Status
 from fxguard.records import Frame, Row
 from fxguard.trace.trace import TracedBatch
 from fxguard.trace.writer import TraceWriter
+from support.histories import write_history
+from support.needs import needs
 from support.programs import run_python
 from support.schema import told
+
+needs("pyarrow")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "records.md"
 
@@ -45,6 +49,11 @@ CASES = {
     ("diff", 1): ["a.jsonl b.jsonl", "--json - a.jsonl b.jsonl"],
     ("diff", 2): ["a.jsonl", "a.jsonl other.jsonl", "a.jsonl damaged.jsonl"],
     ("diff", 141): ["a.jsonl b.jsonl"],
+    ("history", 0): ["well", "well well", "--json - well"],
+    ("history", 1): ["well jump"],
+    ("history", 2): ["missing", "empty", "--series nothing well", "well later"],
+    ("history", 3): ["jump", "--html page.html jump"],
+    ("history", 141): ["jump"],
     ("netcheck", 0): ["--timeout 20"],
     ("netcheck", 1): ["--timeout 1"],
     ("netcheck", 2): ["--timeout 0", "--timeout 1"],
@@ -72,7 +81,7 @@ def test_the_table_is_what_is_tried_below() -> None:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """Scripts and traces."""
+    """Scripts, traces and histories."""
     for name, text in FILES.items():
         tmp_path.joinpath(name).write_text(text)
     tmp_path.joinpath("empty").mkdir()
@@ -80,6 +89,9 @@ def here(tmp_path: Path) -> Path:
         frame = Frame(kind, kind, True, (Row("output", 0.0, largest, dtype="float32"),))
         TraceWriter(tmp_path, name, "2.13.0").write(TracedBatch(0, (frame,)), None)
         tmp_path.joinpath(f"{name}-0.jsonl").rename(tmp_path / f"{name}.jsonl")
+    write_history(tmp_path / "well", 100)
+    write_history(tmp_path / "jump", 100, jump=90)
+    write_history(tmp_path / "later", 20, first=200)
     return tmp_path
 
 

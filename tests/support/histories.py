@@ -66,6 +66,7 @@ def write_history(
     blocks: int = BLOCKS,
     seed: int = 0,
     rank: int = 0,
+    first: int = 0,
 ) -> Path:
     """A run whose loss falls; at one step a weight is written, and the loss jumps behind it."""
     writer = Writer(folder, rank=rank, about={"script": "train.py"})
@@ -74,7 +75,8 @@ def write_history(
         writer.register(one)
     drawn = random.Random(seed)
     bases = [drawn.gauss(0, 3) for _ in series]
-    for step in range(writer.next_step, writer.next_step + steps):
+    begin = max(first, writer.next_step)
+    for step in range(begin, begin + steps):
         after = -1 if jump is None else step - jump
         low, high = [], []
         for one, base in zip(series, bases, strict=True):
