@@ -30,6 +30,7 @@ CAUSE: dict[str, Cause] = {
 }
 MOVED = 5.0  # deviations by which a loss has moved
 JUST_NOW = 8  # lines, of which the first in which the loss has moved is that of its jump
+SUMS = ("amax", "max", "mean", "norm", "sum")  # their largest magnitude tells more than elements'
 LOSSES = ("loss", "entropy", "nll")  # in names of operations that compare outputs with targets
 
 
@@ -123,10 +124,17 @@ def _given(series: list[Series], first: Series) -> list[Series]:
 
 
 def _compares(series: list[Series], operation: Series) -> bool:
-    """Whether an operation belongs to the loss."""
-    if any(part in operation.what.rpartition(" ")[2] for part in LOSSES):
+    """Whether an operation compares outputs with targets, or sums up what one has made."""
+    name = operation.what.rpartition(" ")[2]
+    if any(part in name for part in LOSSES):
         return True
-    return any(one.kind == "target" and one.order < operation.order for one in series)
+    targets = min((one.order for one in series if one.kind == "target"), default=operation.order)
+    if not targets < operation.order:
+        return False
+    between = any(
+        one.kind == "operation" and targets < one.order < operation.order for one in series
+    )
+    return not between or name in SUMS
 
 
 def _is_weight(series: Series) -> bool:

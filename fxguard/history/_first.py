@@ -10,13 +10,15 @@ from torch import Tensor
 from fxguard.history._series import Series
 from fxguard.history._watch import TINY
 
-__all__ = ["Exit", "first_exit"]
+__all__ = ["Exit", "first_exit", "raised"]
 
 BACK = 64  # steps in which a cause is looked for
 OUT, OUT_BELOW = 5.0, 6.0  # deviations above and below the median
 BEYOND_USUAL = 1.25  # times as far as the series has been while nothing happened
 CLEARLY = 1.3  # the same, for what is first in its step
 STRONG = 1.6  # the same, for what lasts one step only
+CHANGED = 0.04  # octaves: 3 %
+CONSTANT = 32  # steps
 MOSTLY = 0.95  # of the steps: an operation that runs in so many runs always
 GAP = 2  # steps in which nothing is out, within one disturbance
 NO_DRIFT = 1e-5  # of a weight, relative to its norm: rounding
@@ -79,6 +81,8 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
             out[:, place] = 0
         elif known.kind in ("setting", "gradient", "step"):
             out[:, place] *= seen[:, place] > 0  # what becomes smaller makes nothing jump
+            if known.kind == "setting":
+                out[:, place] += raised(values[:, place])[start:]
         elif known.kind == "operation":
             out[:, place] += _came_or_went(values[:, place])[start:]
         elif known.kind == "drift":
@@ -98,6 +102,20 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     found.sort(key=order)
     clear = [one for one in found if out[begin, one.place] >= CLEARLY]
     return clear or found
+
+
+def raised(column: Tensor) -> Tensor:
+    """How clearly a setting that was constant becomes larger.
+
+    Args:
+        column: its octaves.
+    """
+    found = torch.zeros_like(column)
+    for line in (column[1:] > column[:-1] + CHANGED).nonzero().flatten().tolist():
+        before = column[max(0, line + 1 - CONSTANT) : line + 1]
+        if len(before) == CONSTANT and bool((before == before[0]).all()):
+            found[line + 1] = STRONG
+    return found
 
 
 def _came_or_went(column: Tensor) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from fxguard.history._bands import distances, in_octaves
 from fxguard.history._causes import explained, growth, jump_of_growth
 from fxguard.history._climbs import Climb, Climbs, begins
-from fxguard.history._first import first_exit
+from fxguard.history._first import Exit, first_exit, raised
 from fxguard.history._gradients import Gradients
 from fxguard.history._rows import KEPT, Rows
+from fxguard.history._said import said
 from fxguard.history._series import Row, Series
 from fxguard.history._watch import HUGE, TINY, USUAL, Watch
 from fxguard.measure.at_hand import own_arithmetic
@@ -97,7 +100,19 @@ class Judge:
         if self._grows != climb.place:
             self._grows = climb.place
             self._begin = steps[begins(column.abs().log2().clamp(TINY, HUGE))]
-        return growth(self._series[climb.place], climb, self._begin, float(column[-1]))
+        event = growth(self._series[climb.place], climb, self._begin, float(column[-1]))
+        return replace(event, evidence=event.evidence + self._raised(steps, table, climb.place))
+
+    def _raised(self, steps: list[int], table: Tensor, climbs: int) -> tuple[str, ...]:
+        """The setting of an optimizer that was raised last, as a sentence; none for a schedule."""
+        found: tuple[int, str] | None = None
+        for place, known in enumerate(self._series):
+            if known.kind == "setting" and place != climbs:
+                lines = raised(table[:, place].abs().log2()).nonzero().flatten().tolist()
+                if lines and (found is None or lines[-1] > found[0]):
+                    one = Exit(lines[-1], place, 0.0, is_first_write=False)
+                    found = lines[-1], said(self._series, steps, table, one)
+        return () if found is None else (found[1],)
 
     def _explained(self) -> Event | None:
         """What the last row shows; None if nothing in it is out of its own band."""

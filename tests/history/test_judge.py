@@ -111,6 +111,46 @@ def test_what_left_its_band_first_is_the_cause(
     assert 1 <= len(event.evidence) <= 3
 
 
+def test_a_setting_that_was_constant_and_changes_a_little_is_a_cause() -> None:
+    (event,) = judged({120: {10: 1.2}, 121: FORWARD})
+    assert (event.cause, event.what) == ("step", "learning rate of Adam's step")
+    assert event.evidence[0] == "learning rate of Adam's step goes from 0.001 to 0.0012 in step 120"
+
+
+def test_a_factor_behind_the_loss_is_an_operation() -> None:
+    """What compares outputs with targets is in its band."""
+    noise = random.Random(11)
+    series = [*SERIES[:7], ("operation", "loss mul", ""), *SERIES[7:]]
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(200):
+            row = usual(noise)
+            factor = 20.0 if step >= 120 else 1.0
+            row[8] *= factor
+            row[9] *= factor
+            yield [*row[:7], row[6] * factor, row[7] * factor, *row[8:]]
+
+    (event,) = events_of(rows(), series)
+    assert (event.cause, event.what, event.step) == ("operation", "loss mul", 120)
+
+
+def test_a_climb_names_the_setting_that_was_raised_before() -> None:
+    noise = random.Random(12)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(300):
+            row = usual(noise)
+            row[10] *= 1.1 if step >= 195 else 1
+            row[3] *= 4 * 2 ** (max(0, step - 200) / 25)
+            yield row
+
+    first = events_of(rows())[0]
+    assert first.cause == "growth"
+    assert first.evidence[1] == (
+        "learning rate of Adam's step goes from 0.001 to 0.0011 in step 195"
+    )
+
+
 def test_the_evidence_has_numbers() -> None:
     (event,) = judged({120: {15: 8.1, 17: 7.1} | {3: 5.0, 4: 5.0} | LOSS})
     assert event.what == "body.weight"
