@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import itertools
 import os.path
 import sys
 import time
@@ -40,7 +41,6 @@ from fxguard.verdict.report_of import Finished
 __all__ = ["Histories"]
 
 _open: weakref.WeakSet[Histories] = weakref.WeakSet()  # whose files are to be ended
-_folders: dict[str, str] = {}  # by what a user gave: the model that has it
 
 WITHOUT = 16  # calls with gradients and without an optimizer's step: from then on each is a step
 
@@ -137,6 +137,7 @@ class Histories(Listener):
             self.number = self.writer.next_step
             for series in self._series:
                 self.writer.register(series)
+            weakref.finalize(self, self.writer.close)  # if the model is gone
         return self.writer
 
     def _close(self) -> None:
@@ -200,13 +201,12 @@ class Histories(Listener):
 
 
 def _folder_of(history: Histories) -> Path:
-    """The folder that was asked for; one inside it for a second model of the process."""
-    asked = history.options.history
-    assert asked is not None
-    model = history.recorder.model
+    """The folder that was asked for; one inside it while another model of the process has it."""
+    asked, model = Path(history.options.history or ""), history.recorder.model
     name = history.recorder.held_as or class_name(type(model))
-    owner = _folders.setdefault(os.path.realpath(asked), name)
-    return Path(asked) if owner == name else Path(asked, name)
+    taken = {each.folder for each in _open}
+    inside = (asked / (f"{name} {n}" if n > 1 else name) for n in itertools.count(1))
+    return next(folder for folder in itertools.chain((asked,), inside) if folder not in taken)
 
 
 def _about(history: Histories) -> dict[str, str]:

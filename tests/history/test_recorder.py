@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -309,6 +310,25 @@ def test_a_second_model_has_a_folder_inside(tmp_path: Path) -> None:
     train(second, 3)
     assert len(kept(first, tmp_path).steps) == 2
     assert len(kept(second, tmp_path / "Sequential").steps) == 3
+
+
+def test_models_of_one_class_have_a_folder_each_at_a_time(tmp_path: Path) -> None:
+    first, second, third = (fxguard.instrument(Net(), history=tmp_path) for _ in range(3))
+    for model in (first, second, third):
+        train(model, 2)
+    for model in (first, second, third):
+        fxguard.remove(model)
+    for folder in (tmp_path, tmp_path / "Net", tmp_path / "Net 2"):
+        assert list(fxguard.load_history(folder).steps) == [0, 1]
+
+
+def test_a_model_that_is_gone_leaves_its_folder_to_the_next(tmp_path: Path) -> None:
+    train(fxguard.instrument(Net(), history=tmp_path), 3)
+    gc.collect()
+    model = fxguard.instrument(Net(), history=tmp_path)
+    train(model, 2)
+    history = kept(model, tmp_path)
+    assert list(history.steps) == [0, 1, 2, 3]  # the last step of the first was never ended
 
 
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
