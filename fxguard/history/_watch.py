@@ -16,7 +16,7 @@ BEYOND_USUAL = 1.25  # times as far as the series has been
 FORGETS = 0.998  # in each step
 LATER = 8  # steps after which a distance counts as one while nothing happened
 JUMP_AT_ONCE = 14.0  # deviations of one step
-REFRESHED = 8  # steps after which what is usual is computed anew
+REFRESHED = 16  # steps after which what is usual is computed anew
 TINY, HUGE = -200.0, 1100.0  # octaves that stand for zero and for infinity
 
 
@@ -88,7 +88,7 @@ class Watch:
         if min(self._raw) > 0 < number:
             return False
         middle, _ = band(list(self._raw))
-        deviation = 1.4826 * median(abs(known - middle) for known in self._raw)
+        deviation = 1.4826 * median([abs(known - middle) for known in self._raw])
         reach = max(JUMP_AT_ONCE * deviation, max(abs(known - middle) for known in self._raw))
         return abs(number - middle) <= reach
 
@@ -96,4 +96,4 @@ class Watch:
 def band(values: list[float]) -> tuple[float, float]:
     """Median, and the deviation that a normal distribution of the same spread has."""
     middle = median(values)
-    return middle, max(FLOOR, 1.4826 * median(abs(value - middle) for value in values))
+    return middle, max(FLOOR, 1.4826 * median([abs(value - middle) for value in values]))
