@@ -69,7 +69,8 @@ class OpenStep:
             detail: likewise.
             order: its position among those of its kind; behind all that are known if None.
         """
-        name = " ".join(filter(None, (kind, what, source, detail)))
+        says_kind = what.startswith(kind)  # "loss", "input ids", "targets", "graph of the model"
+        name = " ".join(filter(None, ("" if says_kind else kind, what, source, detail)))
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = len(self._low)

@@ -74,8 +74,8 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert list(history.steps) == [0, 1, 2, 3, 4]
     names = set(history.series)
     assert names >= {
-        "input input x largest",
-        "target targets distinct",
+        "input x largest",
+        "targets distinct",
         "gradient inner.weight",
         "weight outer.bias",
         "drift norm.weight",
@@ -83,16 +83,16 @@ def test_what_is_kept(tmp_path: Path) -> None:
         "step inner.weight",
         "setting learning rate of AdamW's step",
         "state exp_avg_sq of AdamW's step",
-        "graph graph of the model",
+        "graph of the model",
         "time seconds",
     }
     (loss,) = [name for name in names if name.startswith("loss ")]
-    assert loss.startswith("loss loss test_recorder.py:")
+    assert loss.startswith("loss test_recorder.py:")
     assert history.get(loss).high == pytest.approx(losses, rel=1e-6)
     x, _ = batch(4)
-    assert last(history, "input input x largest") == pytest.approx(float(x.abs().max()))
+    assert last(history, "input x largest") == pytest.approx(float(x.abs().max()))
     assert last(history, "setting learning rate of AdamW's step") == 3e-3
-    assert last(history, "target targets distinct") == len(batch(4)[1].unique())
+    assert last(history, "targets distinct") == len(batch(4)[1].unique())
     (inner,) = [name for name in names if name.startswith("operation inner linear ")]
     assert 0 < history.get(inner).low[0] < history.get(inner).high[0]
 
@@ -154,7 +154,7 @@ def test_an_evaluation_is_no_part_of_a_step(tmp_path: Path) -> None:
     train(model, 4, evaluate)
     history = kept(model, tmp_path)
     assert list(history.steps) == [0, 1, 2, 3]
-    assert max(history.get("input input x largest").high) < 10
+    assert max(history.get("input x largest").high) < 10
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
     history = kept(model, tmp_path)
     assert list(history.steps) == [0, 1]
     largest = [float(batch(step)[0].abs().max()) for step in range(8)]
-    seen = history.get("input input x largest")
+    seen = history.get("input x largest")
     assert seen.high == pytest.approx([max(largest[:4]), max(largest[4:])])
     assert seen.low == pytest.approx([min(largest[:4]), min(largest[4:])])
 
@@ -389,7 +389,7 @@ def test_a_script(tmp_path: Path) -> None:
     history = fxguard.load_history(tmp_path / "kept")
     assert history.events[0].what == "learning rate of SGD's step"
     (loss,) = [name for name in history.series if name.startswith("loss ")]
-    assert loss == "loss loss train.py:15"
+    assert loss == "loss train.py:15"
     assert any(name.startswith("operation mean train.py:13") for name in history.series)
 
 
