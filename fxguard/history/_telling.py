@@ -66,7 +66,8 @@ def telling(event: Event, tracks: Iterable[Track]) -> list[Glimpse]:
     slow = event.cause == "growth"
     seen = [found for track in tracks if (found := _glimpse(event, track, slow)) is not None]
     seen.sort(key=lambda each: each.series.order)
-    chosen = _furthest((each for each in seen if each.series.what == event.what), NAMED)
+    named = [each for each in seen if each.series.what == event.what]
+    chosen = _furthest([each for each in named if each.left is not None] or named, NAMED)
     left = [each for each in seen if each.left is not None and each.series.kind != "time"]
     left.sort(key=lambda each: (each.left, each.series.order))
     chosen += _others(left, chosen, FIRST)
