@@ -45,7 +45,7 @@ def take(browser: object, page: Path, image: Path) -> None:
     shown.wait_for_selector("#map[data-ready]")
     shown.wait_for_timeout(500)
     shown.screenshot(path=image)
-    Image.open(image).convert("RGB").quantize(128).save(image, optimize=True)
+    Image.open(image).convert("RGB").quantize(256).save(image, optimize=True)
 
 
 if __name__ == "__main__":
