@@ -65,7 +65,7 @@ def at(page: Any, step: float, row: float, steps: tuple[int, int] = (0, STEPS)) 
     """Where the map shows a step and a series."""
     page.locator("#map").scroll_into_view_if_needed()
     box = page.locator("#map").bounding_box()
-    left = 128 if page.viewport_size["width"] >= 600 else 64
+    left = 128 if page.viewport_size["width"] >= 600 else 74
     share = (step + 0.5 - steps[0]) / (steps[1] - steps[0])
     x = box["x"] + left + (box["width"] - left - 10) * share
     return x, box["y"] + (box["height"] - 20) * (row + 0.5) / len(series_of())

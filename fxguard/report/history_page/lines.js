@@ -192,7 +192,7 @@ function short(value) {
 function stepAxis(sheet, view, y) {
   sheet.ctx.fillStyle = style("--faint");
   sheet.ctx.textAlign = "center";
-  for (const step of ticks(view.from, view.to, Math.max(2, Math.floor(sheet.inner / 90)))) {
+  for (const step of ticks(view.from, view.to, Math.max(2, Math.floor(sheet.inner / 70)))) {
     if (!Number.isInteger(step)) continue;
     const x = sheet.x(view, step);
     sheet.line(x, y, x, y + 4, style("--line"));

@@ -7,7 +7,7 @@ const isDark = () => {
 };
 const LEAST = 8; // steps, and series, that are shown at least
 const RIGHT = 10;
-const gutter = () => (innerWidth < 600 ? 64 : 128);
+const gutter = () => (innerWidth < 600 ? 74 : 128);
 
 class View {
   constructor() {
