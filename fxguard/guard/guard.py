@@ -110,6 +110,7 @@ class GuardedModel(Guard):
                 self.delivery.leaf_is_bad,
                 tells_of_all=options.sync_ranks or bool(options.trace_batch_nums),
                 hears_of_all_zero=options.underflow is not None,
+                passed=self.recorder.gradients_came(),
             )
         self.observer = Observer() if plugins.watches_operations else None
         self.may_be_brief = (

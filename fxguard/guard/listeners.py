@@ -25,7 +25,7 @@ from fxguard.verdict.first_gradient import FirstGradient
 from fxguard.verdict.first_origin import FirstOrigin
 from fxguard.verdict.report_of import Finished
 
-__all__ = ["Listener", "MakeListeners", "Recorded", "hears_of_all"]
+__all__ = ["Listener", "MakeListeners", "Recorded", "hears_of_all", "hears_of_gradients"]
 
 
 class Recorded(Protocol):
@@ -130,6 +130,9 @@ class Listener:
     def backward_ended(self, kept: Sequence[KeptRun]) -> None:
         """Called with the graph runs that gradients reached, in the order of their forward."""
 
+    def gradients_came(self) -> None:
+        """Called when a backward has ended that brought gradients to leaves of the model."""
+
     def stepped(self, number: int, frames: Callable[[], Sequence[Frame]]) -> None:
         """Called when an optimizer has made a step.
 
@@ -150,6 +153,11 @@ def hears_of_all(listener: Listener) -> bool:
     """Whether a tool hears of each batch, also of healthy ones."""
     kind = type(listener)
     return kind.read is not Listener.read or kind.ended is not Listener.ended
+
+
+def hears_of_gradients(listener: Listener) -> bool:
+    """Whether a tool hears of each backward, also of healthy ones."""
+    return type(listener).gradients_came is not Listener.gradients_came
 
 
 MakeListeners = Callable[[Recorded], Sequence[Listener]]

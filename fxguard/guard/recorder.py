@@ -26,7 +26,7 @@ from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
 from fxguard.forgiving import or_else
 from fxguard.guard.last_frames import LastFrames
-from fxguard.guard.listeners import Listener, MakeListeners
+from fxguard.guard.listeners import Listener, MakeListeners, hears_of_gradients
 from fxguard.guard.measured_in_full import MeasuredInFull
 from fxguard.options import Options
 from fxguard.plan.plan import Step
@@ -127,6 +127,16 @@ class Recorder:
     def listener(self, kind: type[Tool]) -> Tool | None:
         """The tool of one kind that listens; None if none does."""
         return next((each for each in self.listeners if isinstance(each, kind)), None)
+
+    def gradients_came(self) -> Callable[[], None] | None:
+        """Tells tools that a backward has ended; None if no tool listens to that."""
+        heard = [each.gradients_came for each in self.listeners if hears_of_gradients(each)]
+
+        def tell() -> None:
+            for hear in heard:
+                hear()
+
+        return tell if heard else None
 
     def ignores(self, step: Step) -> bool:
         """Whether a glob names an operation, with or without the name of the model."""

@@ -51,6 +51,11 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
             "mean": numbers.mean(),
             "share of zeros": (numbers == 0).float().mean(),
         }
+        if given.is_floating_point() or given.is_complex():
+            magnitudes = numbers.abs()
+            is_some = magnitudes > 0
+            logs = magnitudes.log2().where(is_some, 0.0)
+            found["typical"] = (logs.sum() / is_some.sum().clamp(min=1)).exp2()
         if not given.is_floating_point() and not given.is_complex():
             distinct = len(torch.unique(sample))
             found["distinct"] = torch.tensor(float(distinct), device=given.device)

@@ -32,6 +32,7 @@ KINDS: tuple[tuple[Kind, ...], ...] = (
     ("time",),
 )
 ORDER = {kind: place * 10**6 for place, kinds in enumerate(KINDS) for kind in kinds}
+OF_LOSS = ORDER["target"] + 10**6 // 2
 
 
 class _Later(NamedTuple):
@@ -58,7 +59,15 @@ class OpenStep:
         self.is_empty = True
 
     def series(
-        self, kind: Kind, what: str, source: str = "", *, detail: str = "", order: int | None = None
+        self,
+        kind: Kind,
+        what: str,
+        source: str = "",
+        *,
+        detail: str = "",
+        dtype: str = "",
+        order: int | None = None,
+        is_of_loss: bool = False,
     ) -> int:
         """The position of a series; it is registered if it is new.
 
@@ -67,17 +76,19 @@ class OpenStep:
             what: likewise.
             source: likewise.
             detail: likewise.
+            dtype: likewise.
             order: its position among those of its kind; behind all that are known if None.
+            is_of_loss: whether an operation reads targets, and stands behind them.
         """
         says_kind = what.startswith(kind)  # "loss", "input ids", "targets", "graph of the model"
         name = " ".join(filter(None, ("" if says_kind else kind, what, source, detail)))
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = len(self._low)
-            place = ORDER[kind] + (found if order is None else order)
+            place = (OF_LOSS if is_of_loss else ORDER[kind]) + (found if order is None else order)
             self._low.append(math.nan)
             self._high.append(math.nan)
-            self._register(Series(name, kind, what, source, place, detail))
+            self._register(Series(name, kind, what, source, place, detail, dtype))
         return found
 
     def note(self, series: int, low: float, high: float) -> None:

@@ -32,11 +32,18 @@ class Operations:
     def __init__(self, step: OpenStep) -> None:
         self.step = step
         self.captured = Captured(step)
+        self._is_of_loss = False
         # By plan, name of the module that it runs for, and which run of both in the batch.
         self._rows: dict[tuple[int, str, int], tuple[Plan, _Rows]] = {}
 
-    def add(self, batch: Batch) -> None:
-        """Add the ranges of a batch whose numbers were read."""
+    def add(self, batch: Batch, *, is_of_loss: bool = False) -> None:
+        """Add the ranges of a batch whose numbers were read.
+
+        Args:
+            batch: of the model, or what a script has computed from its outputs.
+            is_of_loss: whether it is the latter.
+        """
+        self._is_of_loss = is_of_loss
         runs: Counter[tuple[int, str]] = Counter()
         seen: Counter[tuple[str, str]] = Counter()
         between = [] if batch.between is None else batch.between.tolist()
@@ -53,9 +60,10 @@ class Operations:
                     f"{os.path.basename(file)}:{line}" if file else "",
                 )
                 seen[key] += 1
-                series = self._series(*key, min(seen[key], MOST), 1)
                 for _, made in event.outputs:
                     if made.is_between_graphs and made.value < len(between):
+                        dtype = batch.values[made.value].dtype
+                        series = self._series(*key, min(seen[key], MOST), 1, dtype)
                         self._note(series, *between[made.value])
 
     def _add_run(self, run: GraphRun, number: int) -> None:
@@ -75,14 +83,24 @@ class Operations:
                 title = title_of(run.running_name(step.module), step.kind)
                 key = title, "" if step.source is None else step.source.place
                 seen[key] += 1
-                series = self._series(*key, min(seen[key], MOST), number)
-                slots = (run.plan.values[value].slot for value in step.outputs)
-                yield from ((slot, series) for slot in slots if slot is not None)
+                values = [run.plan.values[value] for value in step.outputs]
+                measured = [x for x in values if x.slot is not None]
+                if measured:
+                    dtype = measured[0].dtype
+                    series = self._series(*key, min(seen[key], MOST), number, dtype)
+                    yield from ((x.slot, series) for x in measured if x.slot is not None)
 
-    def _series(self, title: str, source: str, which: int, run: int) -> int:
+    def _series(self, title: str, source: str, which: int, run: int, dtype: str) -> int:
         """The series of an operation: which one of its line, and in which run of its graph."""
         found = [f"#{which}"] * (which > 1) + [f"run {run}"] * (run > 1)
-        return self.step.series("operation", title, source, detail=" ".join(found))
+        return self.step.series(
+            "operation",
+            title,
+            source,
+            detail=" ".join(found),
+            dtype=dtype,
+            is_of_loss=self._is_of_loss,
+        )
 
     def _note(self, series: int, low: float, high: float) -> None:
         if high not in NOTES:

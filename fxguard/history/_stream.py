@@ -117,6 +117,9 @@ def read_stream(path: Path) -> Stream | None:
     return Stream(run, rank, tuple(registered), tuple(blocks))
 
 
+WORDS = ("what", "source", "detail", "dtype")
+
+
 def series_of(data: Any) -> Series:
     """A series that was written as JSON.
 
@@ -125,7 +128,7 @@ def series_of(data: Any) -> Series:
         KeyError: if it lacks its name.
     """
     data = of_type(data, dict)
-    words = {key: of_type(data.get(key, ""), str) for key in ("what", "source", "detail")}
+    words = {key: of_type(data.get(key, ""), str) for key in WORDS}
     name, kind = of_type(data["name"], str), of_type(data["kind"], str)
     return Series(name, kind, order=of_type(data.get("order", 0), int), **words)
 

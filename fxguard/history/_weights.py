@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 from fxguard.history._norms import largest, norms
 from fxguard.history._open_step import OpenStep
 from fxguard.history._sample import LARGE, is_plain, sample_of
+from fxguard.history._turned import Turned
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.steps.optimizer_step import settings_of
 
@@ -48,6 +49,7 @@ class WeightsOfOptimizer:
         self.count = _count(optimizer)
         self._steps = 0
         self._held = list(self._held_by(optimizer, names))
+        self._turned = Turned(step, [x.name for x in self._held])
         self._has_large = any(x.weight.numel() > LARGE for x in self._held)
 
     def __bool__(self) -> bool:
@@ -57,12 +59,18 @@ class WeightsOfOptimizer:
         """Whether the optimizer still has as many weights."""
         return self.count == _count(optimizer)
 
+    def backward_ended(self) -> None:
+        """Keep what a backward has made."""
+        with own_arithmetic():
+            self._turned.backward_ended([x.weight for x in self._held])
+
     def before(self) -> None:
         """Note gradients and weights as the step reads them, and what else has written weights."""
         with own_arithmetic():
             stepped = [x for x in self._held if is_plain(x.weight.grad)]
             gradients = tuple([x.weight.grad for x in stepped if x.weight.grad is not None])
             self.step.note_all([x.gradient for x in stepped], norms(gradients))
+            self._turned.note([x.weight for x in self._held])
             samples, copies = self._samples(), tuple([x.copy for x in self._held])
             drifts, of_samples = norms(samples, copies), norms(samples)
             self.step.note_all([x.drift for x in self._held], drifts, of_samples)

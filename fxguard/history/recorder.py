@@ -103,7 +103,12 @@ class Histories(Listener):
         """Note what the script has computed from the outputs of the model."""
         if self._calls:
             with loss.read() as batch:
-                self.operations.add(batch)
+                self.operations.add(batch, is_of_loss=True)
+
+    def gradients_came(self) -> None:
+        """Note the gradients that a backward has made."""
+        for weights in self._optimizers.values():
+            weights.backward_ended()
 
     def closes(self) -> None:
         """End the last step and the files."""

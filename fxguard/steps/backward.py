@@ -62,6 +62,7 @@ class BackwardPasses:
         compiled: see :data:`OnCompiled`.
         tells_of_all: whether ``ended`` is also called after healthy passes.
         hears_of_all_zero: whether ``zero`` is called even if ``tells_of_all`` is set.
+        passed: called first after each pass; None for nobody.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class BackwardPasses:
         *,
         tells_of_all: bool = False,
         hears_of_all_zero: bool = False,
+        passed: Callable[[], object] | None = None,
     ) -> None:
+        self.passed = passed
         self.ended = ended
         self.zero = zero
         self.compiled = compiled
@@ -251,6 +254,8 @@ class BackwardPasses:
             leaves: the gradients that reached leaves.
             functions: autograd functions outside every graph that returned gradients.
         """
+        if self.passed is not None:
+            self.passed()
         bad: list[BadLeaf] = []
         if not leaves.is_fine:
             bad += [BadLeaf(name, severity) for name, severity in leaves.bad()]

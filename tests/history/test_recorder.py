@@ -77,6 +77,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
         "input x largest",
         "targets distinct",
         "gradient inner.weight",
+        "gradient inner.weight turned",
         "weight outer.bias",
         "drift norm.weight",
         "drift scale buffer",
@@ -94,6 +95,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert last(history, "setting learning rate of AdamW's step") == 3e-3
     assert last(history, "targets distinct") == len(batch(4)[1].unique())
     (inner,) = [name for name in names if name.startswith("operation inner linear ")]
+    assert history.described[inner].dtype == "float32"
     assert 0 < history.get(inner).low[0] < history.get(inner).high[0]
 
 
@@ -139,6 +141,28 @@ def test_nothing_changes(tmp_path: Path) -> None:
     assert plain[0] == guarded[0]
     assert all(map(torch.equal, plain[1], guarded[1]))
     assert torch.equal(plain[2], guarded[2])
+
+
+def test_a_gradient_that_is_turned_after_its_backward(tmp_path: Path) -> None:
+    """A clipped one is not; one with noise, or another sign, is."""
+    torch.manual_seed(0)
+    model = fxguard.instrument(Net(), history=tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        gradient = model.get_parameter("inner.weight").grad
+        assert gradient is not None
+        if step == 2:
+            gradient.neg_()
+        optimizer.step()
+    history = kept(model, tmp_path)
+    turned = history.get("gradient inner.weight turned")
+    assert list(turned.steps) == [1, 2, 3]  # before the first step its optimizer is not known
+    assert turned.high == pytest.approx([0, 2, 0], abs=1e-6)
+    assert max(history.get("gradient outer.weight turned").high) == 0
 
 
 def test_an_evaluation_is_no_part_of_a_step(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""How far gradients are turned between their backward and the step that reads them, as series.
+
+A factor, such as that of a clipped norm or of a loss scale, turns nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxguard.history._norms import Number, norms
+from fxguard.history._open_step import OpenStep
+from fxguard.history._sample import is_plain, sample_of
+
+__all__ = ["Turned"]
+
+ROUNDING = 1e-4  # of a cosine
+
+
+class Turned:
+    """Compares the gradients of some weights with what the last backward made.
+
+    Args:
+        step: the step that runs.
+        names: of the weights.
+    """
+
+    def __init__(self, step: OpenStep, names: Sequence[str]) -> None:
+        self.step = step
+        self._series = [
+            step.series("gradient", name, order=len(names) - at, detail="turned")
+            for at, name in enumerate(names)
+        ]
+        self._made: dict[int, Tensor] = {}  # by position: as the backward made it
+
+    def backward_ended(self, weights: Sequence[Tensor]) -> None:
+        """Copy samples of the gradients."""
+        for at, weight in enumerate(weights):
+            gradient = weight.grad
+            if gradient is None or not is_plain(gradient):
+                self._made.pop(at, None)
+                continue
+            sample, made = sample_of(gradient), self._made.get(at)
+            if made is None or made.shape != sample.shape or made.dtype != sample.dtype:
+                self._made[at] = sample.clone()
+            else:
+                made.copy_(sample)
+
+    def note(self, weights: Sequence[Tensor]) -> None:
+        """Note by how much each gradient is turned now: 1 less its cosine with the copy."""
+        pairs = [
+            (at, sample_of(gradient), self._made[at])
+            for at, weight in enumerate(weights)
+            if at in self._made and (gradient := weight.grad) is not None and is_plain(gradient)
+        ]
+        pairs = [(at, now, made) for at, now, made in pairs if now.shape == made.shape]
+        if not pairs:
+            return
+        now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
+        before, after = norms(made), norms(now)
+        apart = norms(now, made)  # the copies are of no use any more
+        for (at, *_), one, other, between in zip(pairs, before, after, apart, strict=True):
+            self._note(self._series[at], one, other, between)
+
+    def _note(self, series: int, before: Number, after: Number, apart: Number) -> None:
+        if isinstance(before, Tensor):
+            product = 2 * before * after
+            cosine = (before**2 + after**2 - apart**2) / product.where(product > 0, 1.0)
+            is_turned = (product > 0) & (cosine < 1 - ROUNDING)
+            self.step.later(series, torch.where(is_turned, 1 - cosine, 0.0))
+        else:
+            found = _turned(before, float(after), float(apart))
+            self.step.note(series, found, found)
+
+
+def _turned(before: float, after: float, apart: float) -> float:
+    """1 less the cosine of two vectors, given their norms and that of their difference."""
+    product = 2 * before * after
+    if not 0 < product < math.inf:
+        return 0.0
+    turned = 1 - (before * before + after * after - apart * apart) / product
+    return turned if turned > ROUNDING else 0.0
