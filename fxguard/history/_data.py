@@ -34,7 +34,9 @@ def note_inputs(
     named = [(names[i] if i < len(names) else str(i), x) for i, x in enumerate(args)]
     for name, value in (*named, *kwargs.items()):
         for i, x in enumerate(x for x in trees.tree_leaves(value) if isinstance(x, Tensor)):
-            note_data(step, "input", f"input {name}{f'[{i}]' * (i > 0)}", x)
+            which = f"[{i}]" if i else ""
+            what = "input" if name == "input" else f"input {name}"
+            note_data(step, "input", what + which, x)
 
 
 def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
