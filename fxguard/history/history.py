@@ -5,6 +5,7 @@ Needs no torch. A history can be read while it is written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from fxguard.report.event import Event
 
 __all__ = ["History", "Series", "Track", "load_history"]
 
-TRIES = 20  # a running training replaces files
+TRIES = 8  # at reading a folder that is written; a stretch closes every 4,096 steps
 
 T = TypeVar("T")
 
@@ -179,9 +180,9 @@ def _line(event: Event) -> str:
 
 
 def _again_if_replaced(read: Callable[[], T]) -> T:
-    for _ in range(TRIES - 1):
+    for tried in range(TRIES - 1):
         try:
             return read()
         except FileNotFoundError:  # a file has been replaced since it was listed
-            continue
+            time.sleep(0.01 * 2**tried)
     return read()
