@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from fxguard.history.history import History
 from fxguard.integrations._ranges import text_of, write_batch, write_trace
 from fxguard.records import Frame
 from fxguard.report.display import page_of
 from fxguard.report.report import Report
 from fxguard.trace.trace import Trace
 
-__all__ = ["Run", "log_ranges", "log_report", "log_trace"]
+__all__ = ["Run", "log_history", "log_ranges", "log_report", "log_trace"]
 
 # Limits of MLflow: what a name may hold and how long it is, the metrics of one request, and the
 # length of a tag that every store takes.
@@ -120,6 +121,33 @@ def log_trace(run: Run, trace: Trace, select: str | Iterable[str] = "*") -> int:
         name = "trace" if trace.rank is None else f"trace-{trace.rank}"
         _client().log_text(run.info.run_id, page_of(trace), f"fxguard/{name}.html")
     return count
+
+
+def log_history(run: Run, history: History) -> int:
+    """Log the events of a training run, and its page.
+
+    An event is the artifact ``fxguard/<step>/event.txt`` of the step of its cause. The page is
+    ``fxguard/history.html``. The run's tag ``fxguard.event`` is the first event in one line.
+
+    Args:
+        run: what ``mlflow.start_run()`` returned.
+        history: what :func:`fxguard.load_history` read, also while the training runs.
+
+    Returns:
+        How many events were logged.
+
+    Example:
+        >>> log_history(run, fxguard.load_history("history"))
+    """
+    for event in history.events:
+        file = f"fxguard/{event.step}/event.txt"
+        _client().log_text(run.info.run_id, text_of(event.verdict), file)
+    if history.events:
+        line = text_of([history.events[0].headline])[:LONGEST_TAG]
+        _client().set_tag(run.info.run_id, "fxguard.event", line)
+    if history.steps:
+        _client().log_text(run.info.run_id, page_of(history), "fxguard/history.html")
+    return len(history.events)
 
 
 def _write_verdict(run: Run, verdict: Sequence[str], step: int) -> None:

@@ -9,12 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from fxguard.history.history import History
 from fxguard.integrations._ranges import write_batch, write_trace
 from fxguard.records import Frame
 from fxguard.report.report import Report
 from fxguard.trace.trace import Trace
 
-__all__ = ["ScalarWriter", "TextWriter", "log_ranges", "log_report", "log_trace"]
+__all__ = [
+    "ScalarWriter",
+    "TextWriter",
+    "log_history",
+    "log_ranges",
+    "log_report",
+    "log_trace",
+]
 
 
 class ScalarWriter(Protocol):
@@ -120,6 +128,24 @@ def log_trace(writer: ScalarWriter, trace: Trace, select: str | Iterable[str] = 
     """
     write_verdict = partial(_write_verdict, writer) if isinstance(writer, TextWriter) else None
     return write_trace(partial(_write, writer), write_verdict, trace, select)
+
+
+def log_history(writer: TextWriter, history: History) -> int:
+    """Write the events of a training run as texts, each at the step of its cause.
+
+    Args:
+        writer: anything with ``add_text(tag, text, step)``.
+        history: what :func:`fxguard.load_history` read, also while the training runs.
+
+    Returns:
+        How many events were written.
+
+    Example:
+        >>> log_history(writer, fxguard.load_history("history"))
+    """
+    for event in history.events:
+        _write_verdict(writer, event.verdict, event.step)
+    return len(history.events)
 
 
 def _write(writer: ScalarWriter, numbers: Mapping[str, float], step: int) -> None:

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from fxguard.forgiving import theirs
+from fxguard.history.history import History
 from fxguard.integrations._ranges import RANGES, text_of, write_batch, write_trace
 from fxguard.records import Frame
 from fxguard.report.display import page_of
 from fxguard.report.report import Report
 from fxguard.trace.trace import Trace
 
-__all__ = ["Run", "log_ranges", "log_report", "log_trace"]
+__all__ = ["Run", "log_history", "log_ranges", "log_report", "log_trace"]
 
 STEP = "fxguard/step"  # the x axis of the charts
 
@@ -125,7 +126,29 @@ def log_trace(run: Run, trace: Trace, select: str | Iterable[str] = "*") -> int:
     return count
 
 
-def _page(result: Report | Trace) -> dict[str, Any]:
+def log_history(run: Run, history: History) -> int:
+    """Log the events of a training run, each at the step of its cause, and the page of the run.
+
+    ``fxguard/event`` is a text, ``fxguard/page`` the page that ``history.to_html`` writes.
+
+    Args:
+        run: what ``wandb.init()`` returned.
+        history: what :func:`fxguard.load_history` read, also while the training runs.
+
+    Returns:
+        How many events were logged.
+
+    Example:
+        >>> log_history(run, fxguard.load_history("history"))
+    """
+    for event in history.events:
+        _write(run, {"fxguard/event": text_of(event.verdict)}, event.step)
+    if history.steps:
+        _write(run, _page(history), history.steps[-1])
+    return len(history.events)
+
+
+def _page(result: Report | Trace | History) -> dict[str, Any]:
     import wandb
 
     return {"fxguard/page": wandb.Html(page_of(result), inject=False)}  # it has a style of its own

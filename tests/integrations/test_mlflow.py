@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import fxguard
-from fxguard.integrations.mlflow import log_ranges, log_report, log_trace
+from fxguard.integrations.mlflow import log_history, log_ranges, log_report, log_trace
+from fxguard.report.display import page_of
 from fxguard.types import Frame, Row, Trace, TracedBatch
 from support.needs import needs
+from support.small_history import EVENT, history_in
 from support.split_twice import frames
 from support.t5_overflow import BLOCK, REPORT
 
@@ -127,6 +129,17 @@ def test_a_trace(run: Any, rank: int | None, tmp_path: Path) -> None:
         each.path for each in mlflow.MlflowClient().list_artifacts(run.info.run_id, "fxguard")
     ]
     assert sorted(listed) == sorted(["fxguard/7", name])
+
+
+def test_a_history(run: Any, tmp_path: Path) -> None:
+    """Its events at their steps, its page, and a tag to search for."""
+    needs("pyarrow")
+    history = history_in(tmp_path / "history")
+    assert log_history(run, history) == 1
+    assert artifact(run, "fxguard/12/event.txt").splitlines()[0] == EVENT.headline
+    assert artifact(run, "fxguard/history.html") == page_of(history)
+    tags = mlflow.MlflowClient().get_run(run.info.run_id).data.tags
+    assert tags["fxguard.event"] == EVENT.headline
 
 
 def test_what_selects_nothing(run: Any) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 import fxguard
-from fxguard.integrations.tensorboard import log_ranges, log_report, log_trace
+from fxguard.integrations.tensorboard import log_history, log_ranges, log_report, log_trace
 from support.needs import needs
+from support.small_history import EVENT, history_in
 from support.t5_overflow import REPORT
 
 accumulator = needs("tensorboard.backend.event_processing.event_accumulator")
@@ -93,6 +94,20 @@ def test_what_is_selected(select: Any, tags: list[str]) -> None:
     model(X)
     log_ranges(Writer(), fxguard.guard_of(model).frames(), 0, select)
     assert [tag.removeprefix("abs max/") for tag in written[::2]] == tags
+
+
+def test_a_history(tmp_path: Path) -> None:
+    needs("pyarrow")
+    written = []
+
+    class Texts:
+        def add_text(self, tag: str, text: str, step: int) -> None:
+            written.append((tag, text, step))
+
+    assert log_history(Texts(), history_in(tmp_path)) == 1
+    ((tag, text, step),) = written
+    assert (tag, step) == ("fxguard", 12)
+    assert text.startswith(f"    {EVENT.headline}\n")
 
 
 def test_a_trace(tmp_path: Path) -> None:

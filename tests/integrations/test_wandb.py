@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 import fxguard
-from fxguard.integrations.wandb import log_ranges, log_report, log_trace
+from fxguard.integrations.wandb import log_history, log_ranges, log_report, log_trace
+from fxguard.report.display import page_of
 from fxguard.types import Trace, TracedBatch
 from support import wandb_offline
 from support.needs import needs
+from support.small_history import history_in
 from support.split_twice import frames
 from support.t5_overflow import BLOCK, REPORT
 
@@ -103,6 +105,24 @@ def test_a_trace_after_the_training(run: Any, tmp_path: Path) -> None:
     trace.to_html(tmp_path / "page.html")
     assert wandb_offline.pages(tmp_path) == [(tmp_path / "page.html").read_text(encoding="utf-8")]
     assert log_trace_of_nothing() == 0
+
+
+def test_a_history(run: Any, tmp_path: Path) -> None:
+    """Its events at their steps, and its page."""
+    needs("pyarrow")
+    history = history_in(tmp_path / "history")
+    run.log({"loss": 0.0}, step=200)
+    assert log_history(run, history) == 1
+    run.finish()
+    (row,) = [row for row in wandb_offline.rows(tmp_path) if "fxguard/event" in row]
+    assert row["fxguard/step"] == 12
+    assert row["fxguard/event"].splitlines() == [
+        "step 12: head.weight (train.py:9) was written by something else than the optimizer; the "
+        "loss moved 1 step later",
+        "  head.weight is 8 times as large",
+        r"  a \ud800",
+    ]
+    assert wandb_offline.pages(tmp_path) == [page_of(history)]
 
 
 def log_trace_of_nothing() -> int:
