@@ -24,6 +24,7 @@ from fxguard.advice.other_groups import (
 from fxguard.advice.positive import made_at
 from fxguard.advice.pushed_apart import distances, words_of_distances
 from fxguard.advice.quotients_of_exps import is_quotient_of_exps
+from fxguard.advice.samplers import is_of_sampler
 from fxguard.advice.scaled_vectors import is_factor_of_vectors, words_of_vectors
 from fxguard.advice.vanished_powers import (
     far_beyond,
@@ -456,7 +457,7 @@ ZERO_RULES = (
     # Log-space recursions.
     Rule("domain", names_in("sub"), "advice",
          "begin with torch.finfo({c.torch_dtype}).min in place of -inf: -inf - (-inf) is NaN",
-         signs.is_difference_of_masks),
+         lambda c: signs.is_difference_of_masks(c) and not is_of_sampler(c)),
     # Sinkhorn's algorithm.
     Rule("overflow", names_in("exp"), "advice",
          "normalise in logarithms: subtract logsumexp along one dimension, then the other, and "

@@ -28,6 +28,7 @@ from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.root_of_difference import words_of_difference
 from fxguard.advice.rounded_to_one import words_of_rounded
+from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
 from fxguard.graph.poles import (
     DEFAULT_EPS,
     LAWS,
@@ -39,7 +40,6 @@ from fxguard.graph.poles import (
     SUMS,
 )
 from fxguard.graph.tables import CASTS
-from fxguard.source.acceptance import acceptance_in
 from fxguard.source.assigned import statement_at
 from fxguard.source.named import smooths
 from fxguard.source.same_operand import same_operand_at
@@ -67,19 +67,6 @@ def _is_smoothed(case: Case) -> bool:
     source = case.around.step.source
     is_masked = case.reads_infinity() and not case.reads_plus_infinity()
     return is_masked and source is not None and smooths(statement_at(source))
-
-
-def _is_of_sampler(case: Case) -> bool:
-    source = case.around.step.source
-    return source is not None and acceptance_in(source.file) is not None
-
-
-def _acceptance(case: Case) -> Mapping[str, str]:
-    """The probability with which a sampler accepts a proposal, and its line."""
-    source = case.around.step.source
-    found = None if source is None else acceptance_in(source.file)
-    name, at = found or ("the probability to accept it", source)
-    return {"name": f"`{name}`", "place": "" if at is None else at.place}
 
 
 _LOG = _names("log log10 log2")
@@ -186,7 +173,11 @@ RULES = (
     *TEXT_RULES,
     Rule("overflow", None, "advice",
          REJECT + " that diverges: take 0 for {name} ({place}) where it is not finite, "
-         "before anything is adapted to it", _is_of_sampler, words=_acceptance),
+         "before anything is adapted to it", is_of_sampler, words=words_of_acceptance),
+    Rule("domain", _names("sub"), "advice",
+         "begin inside the support: a state of density 0, as here, has no ratio to a proposal, "
+         "-inf - (-inf); with finfo.min in place of -inf it would accept any",
+         lambda c: is_of_sampler(c) and signs.is_difference_of_masks(c)),
     Rule("zero divisor, underflow", _names("div reciprocal"), "advice",
          "stop where `{name}`{made} is 0 throughout, with `{what}` as it was before: {divides} by "
          "{by}; or guard {all}",
@@ -355,15 +346,20 @@ RULES = (
          "see why {c.operand} is negative{c.made_at}, and keep it positive there, by softplus or "
          "exp, not by clamp(min=0), of which {c.name} is infinite",
          lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
-         and not signs.is_root_of_powers(c)),
+         and not signs.is_root_of_powers(c) and c.is_differentiated()),
+    Rule("domain", _LOG | {"rsqrt"}, "advice",
+         "see why {c.operand} is negative{c.made_at}, where it has no {c.name}: leave such "
+         "elements out, or bound it so far above 0 that its {c.name} means something",
+         lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
+         and not signs.is_root_of_powers(c) and not c.is_differentiated()),
     Rule("domain", _POSITIVE - _LOG - {"rsqrt"}, "advice",
          "see why {c.operand} is negative{c.made_at}; where it may be, bound it by clamp(min=0), "
          "which has no gradient there",
          lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
          and not (signs.is_root_of_powers(c) or signs.is_learned_exponent(c))),
     Rule("domain", _names("pow rsqrt sqrt"), "advice",
-         "average x and x² alike, and of x less a first value, or in float64: of numbers far from "
-         "0, sq - mean ** 2 keeps roundings alone, and a bound hides them",
+         "average (x - mean) ** 2 in place of x ** 2, or x less a first value in float64, x and x² "
+         "alike: sq - mean ** 2 keeps roundings, and a bound hides them",
          signs.is_difference_with_square),
     Rule("domain, rounding", _LOG, "advice",
          "compute the variance as the mean of (x - mean) ** 2, or in float64: of numbers far from "

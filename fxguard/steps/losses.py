@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
@@ -103,6 +104,7 @@ class Losses:
             return
         labels, tensors = marks.flatten_call((), {}, output)
         outputs = [(label, x) for label, x, _ in marks.rows_of(labels, tensors) if x is not None]
+        outputs += _in_distributions(output)
         if not any(tensor.requires_grad for _, tensor in outputs):
             return
         loss = self._following().loss_of(made_in.number)
@@ -222,3 +224,14 @@ def _forget(here: threading.local, of_all_threads: Iterable[Following]) -> None:
     for each in list(of_all_threads):
         each.retire()
     hear_of_modules(here, None, None)  # also after threads that have ended
+
+
+def _in_distributions(output: Any, label: str = "output") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of distributions that a model has returned: policies do so."""
+    for each in nodes.leaves(output):
+        if isinstance(each, Distribution):
+            for name, held in vars(each).items():
+                if isinstance(held, Tensor):
+                    yield f"{label}.{name}", held
+                else:  # as in Independent, MixtureSameFamily
+                    yield from _in_distributions(held, f"{label}.{name}")

@@ -216,10 +216,10 @@ CASES = (
     Case("zero divisor", "y = poisson_nll_loss(x, t)!",
          "advice: give poisson_nll_loss an eps above 0: it takes the logarithm",
          dtype="float32"),
-    Case("domain", "s = pow(m, 2); d = sub(q, s); y = sqrt(d)!", "advice: average x and x²"),
+    Case("domain", "s = pow(m, 2); d = sub(q, s); y = sqrt(d)!", "advice: average (x - mean) ** 2"),
     Case("rounding", "s = pow(m, 2); d = sub(q, s); y = sqrt(d)!", "advice: take (sq - mean ** 2)"),
     Case("domain", "s = mul(m, m); d = sub(q, s); e = add(d, 1e-5); y = rsqrt(e)!",
-         "advice: average x and x²"),
+         "advice: average (x - mean) ** 2"),
     Case("domain", "s = pow(m, 2); r = pow(q, 2); d = sub(r, s); y = sqrt(d)!",
          "advice: bound the argument"),
     Case("domain", "s = pow(m, 2); d = sub(1, s); y = sqrt(d)!", "advice: bound the argument"),
@@ -491,6 +491,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
+    "begin inside the support",
     "stop where `{name}`{made} is 0 throughout",
     "bound the divisor of this Newton step",
     "take a number of your data's range",
