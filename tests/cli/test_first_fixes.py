@@ -501,7 +501,8 @@ HIDDEN = {
         "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
         "y[4] = math.nan\nloss = torch.nan_to_num((net(x)[:, 0] - y) ** 2).mean()\n"
         "loss.backward()\n",
-        "nan_to_num (script.py:7) hides only the result: the backward is 0 * NaN",
+        "give sub (script.py:7) a harmless number in place of NaN; nan_to_num hides only the "
+        "result: the backward is 0 * NaN",
     ),
 }
 FACTORED = {

@@ -198,7 +198,7 @@ def test_what_is_dropped_is_gone(run_here: RunHere, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Loss, "_keep", kept)
     text = (
         "import gc, weakref\n"
-        "gc.disable()\n"
+        "gc.disable(), gc.collect(), gc.freeze()\n"  # a collection looks at what is new alone
         "for _ in range(200):\n"
         "    out = net(x)\n"
         "    middle = out.square() + torch.ones(4, 1)\n"
@@ -207,7 +207,7 @@ def test_what_is_dropped_is_gone(run_here: RunHere, monkeypatch: pytest.MonkeyPa
         "    del out, middle, one, two\n"
         "    gc.enable(), gc.collect(), gc.disable()\n"
         "    print(sum(each() is not None for each in gone))\n"
-        "gc.enable()\n"
+        "gc.enable(), gc.unfreeze()\n"
     )
     ran = run_here(HEAD + text)
     assert ran.status == 0, ran.err
