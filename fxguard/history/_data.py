@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor
 
 from fxguard import trees
+from fxguard.history._norms import largest as largest_of
 from fxguard.history._open_step import OpenStep
 from fxguard.history._series import Kind
 from fxguard.measure.at_hand import has_memory, own_arithmetic
 
 __all__ = ["note_data", "note_inputs", "targets_of"]
 
-MOST = 2**16  # elements that are looked at, evenly spread
+MOST = 2**13  # elements that means and shares are taken of, evenly spread
 NODES = 256  # of autograd, from a loss on
 TARGET = "_saved_target"  # where the nodes of torch's losses keep what they compare with
 
@@ -43,26 +45,24 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
     """Add a tensor: its largest magnitude, its mean, its share of zeros, its distinct integers."""
     if type(given) is not Tensor or not has_memory(given) or not given.numel():
         return
+    series = functools.partial(step.series, kind, what)
     with own_arithmetic():
+        (largest,) = largest_of([given.detach()])
         sample = _sample(given.detach())
         if sample.is_complex():
             sample = torch.view_as_real(sample).reshape(-1)
-        numbers = sample.float() if sample.dtype != torch.float64 else sample
-        found = {
-            "largest": numbers.abs().amax(),
-            "mean": numbers.mean(),
-            "share of zeros": (numbers == 0).float().mean(),
-        }
+        numbers = sample if sample.dtype == torch.float64 else sample.float()
+        is_some = numbers != 0
+        found = {"mean": numbers.mean(), "share of zeros": 1 - is_some.sum() / len(numbers)}
         if given.is_floating_point() or given.is_complex():
-            magnitudes = numbers.abs()
-            is_some = magnitudes > 0
-            logs = magnitudes.log2().where(is_some, 0.0)
+            logs = numbers.abs().log2().where(is_some, 0.0)
             found["typical"] = (logs.sum() / is_some.sum().clamp(min=1)).exp2()
-        if not given.is_floating_point() and not given.is_complex():
+        else:
             distinct = len(torch.unique(sample))
             found["distinct"] = torch.tensor(float(distinct), device=given.device)
-        for detail, number in found.items():
-            step.later(step.series(kind, what, detail=detail), number)
+    step.note_all([series(detail="largest")], [largest])
+    for detail, number in found.items():
+        step.later(series(detail=detail), number)
 
 
 def _sample(x: Tensor) -> Tensor:
