@@ -135,7 +135,7 @@ def test_numbers_are_unpacked_as_they_were(show: Opened, jump: Path) -> None:
     page = show(jump, READY)
     page.click("#zoom-all")
     history = fxguard.load_history(jump.parent)
-    names = (LOSS, f"weight {CAUSE}", f"drift {CAUSE}", "input x mean", "time seconds")
+    names = (LOSS, f"weight {CAUSE}", f"drift {CAUSE}", "input input x mean", "time seconds")
     for name in names:
         track = history.get(name)
         page.locator("#map").press("Escape")
