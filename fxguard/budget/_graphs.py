@@ -95,10 +95,6 @@ class Graphs:
         for number, (low, given) in enumerate(inputs):
             self._enter(Given("input", f"input {number}"), low, given)
 
-    def close(self) -> None:
-        """Show no more progress."""
-        self.progress.end()
-
     def hear(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         """Run a graph again after it has returned."""
         if outputs is None:

@@ -165,17 +165,17 @@ def worth_keeping(trials: Trials) -> list[list[tuple[str, str, int]]]:
         the graph was captured with, the kind, and the number among those of the module. Empty if
         there is no budget.
     """
+    budget = _Budget(trials, None, gradients=False)
     try:
-        graphs, number, _ = (budget := _Budget(trials, None, gradients=False)).run(chooses=False)
+        graphs, number, _ = budget.run(chooses=False)
+        budget.differentiate(graphs, number)
     except FxguardError:
         return []
-    try:
-        budget.differentiate(graphs, number)
-        amplified = Amplified(graphs.shares, graphs, number.size)
-        found = candidates(graphs, lines_of(graphs.shares, graphs), amplified)
-        return [[(x.step.module, x.step.kind, x.number) for x in each] for each in found]
     finally:
-        graphs.close()
+        budget.progress.end()
+    amplified = Amplified(graphs.shares, graphs, number.size)
+    found = candidates(graphs, lines_of(graphs.shares, graphs), amplified)
+    return [[(x.step.module, x.step.kind, x.number) for x in each] for each in found]
 
 
 class _Budget:
@@ -202,14 +202,14 @@ class _Budget:
 
     def made(self) -> ErrorBudget:
         """Run the model, and make the budget."""
-        graphs, number, between = self.run(chooses=False)
         try:
+            graphs, number, between = self.run(chooses=False)
             if any(choices_of(graphs)):  # a run that chooses for itself may be far from this one
-                graphs.close()
+                del graphs, number  # which hold all that a backward needs
                 graphs, number, between = self.run(chooses=True)
             return self._budget(graphs, number, between)
         finally:
-            graphs.close()
+            self.progress.end()
 
     def run(self, *, chooses: bool) -> tuple[Graphs, Measured, int]:
         """Run the model, and each of its graphs again in float64.
@@ -224,19 +224,15 @@ class _Budget:
         shares = Shares(Room())
         tensors, pairs = tensors_of(self.trials.model), pairs_of(given, self.trials.given)
         graphs = Graphs(shares, tensors, pairs, progress=self.progress, chooses=chooses)
-        try:
-            output, between = self.trials.heard(given, graphs.hear)
-            if not graphs.counted:
-                name = type(self.trials.model).__name__
-                raise UsageError(
-                    f"there is no error budget: TorchDynamo captured no operation of this {name}"
-                )
-            number = measured(output, graphs, self.of)
-            if between:  # the float64 run begins anew behind what ran there
-                number.itself = self._in_float64(number)
-        except BaseException:
-            graphs.close()
-            raise
+        output, between = self.trials.heard(given, graphs.hear)
+        if not graphs.counted:
+            name = type(self.trials.model).__name__
+            raise UsageError(
+                f"there is no error budget: TorchDynamo captured no operation of this {name}"
+            )
+        number = measured(output, graphs, self.of)
+        if between:  # the float64 run begins anew behind what ran there
+            number.itself = self._in_float64(number)
         return graphs, number, between
 
     def _in_float64(self, number: Measured) -> list[Tensor]:

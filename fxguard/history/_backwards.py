@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fxguard import trees
+from fxguard.install import backward_function
 from fxguard.install.while_needed import WhileNeeded
 from fxguard.source.lines import Place, calling_line
 
@@ -35,9 +36,7 @@ def hear_of_backwards(hearer: Hears) -> Callable[[], None]:
     return end
 
 
-def _stand_in() -> Callable[[], None]:
-    torchs = torch.autograd.backward
-
+def _hearing(torchs: Any) -> Any:
     @functools.wraps(torchs)
     @torch.compiler.disable
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,13 +48,7 @@ def _stand_in() -> Callable[[], None]:
                 hearer(roots, place)
         return torchs(tensors, *args, **kwargs)
 
-    torch.autograd.backward = backward
-
-    def take_away() -> None:
-        if torch.autograd.backward is backward:  # else another tool's function calls ours
-            torch.autograd.backward = torchs
-
-    return take_away
+    return backward
 
 
-_change = WhileNeeded(_stand_in)
+_change = WhileNeeded(functools.partial(backward_function.stand_in, _hearing))

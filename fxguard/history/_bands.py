@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fxguard.history._series import Series
-from fxguard.history._watch import ENOUGH, FLOOR, HUGE, TINY, USUAL
+from fxguard.history._watch import ENOUGH, FLOOR, HUGE, NORMAL, TINY, USUAL
 
 __all__ = ["distances", "in_octaves"]
 
@@ -47,7 +47,7 @@ def distances(values: Tensor) -> Tensor:
         if not bool((before[:, -ENOUGH] == before[:, -ENOUGH]).any()):
             continue
         middle = before.nanmedian(dim=1, keepdim=True).values
-        deviation = (before - middle).abs_().nanmedian(dim=1).values.mul_(1.4826).clamp_(min=FLOOR)
+        deviation = (before - middle).abs_().nanmedian(dim=1).values.mul_(NORMAL).clamp_(min=FLOOR)
         distance = (packed[:, place] - middle[:, 0]) / deviation
         found[:, place] = distance.where(before[:, -ENOUGH] == before[:, -ENOUGH], torch.nan)
     result = torch.full_like(values, torch.nan)

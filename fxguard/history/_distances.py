@@ -11,11 +11,10 @@ from torch import Tensor
 
 from fxguard.history._bands import in_octaves
 from fxguard.history._series import Series
-from fxguard.history._watch import ENOUGH, FLOOR, USUAL
+from fxguard.history._watch import ENOUGH, FLOOR, NORMAL, USUAL
 
 __all__ = ["Distances", "alike", "distances", "octaves_of"]
 
-NORMAL = 1.4826  # the median of distances from the median becomes a standard deviation
 EACH = 4  # rows that share a band, which moves slowly
 
 

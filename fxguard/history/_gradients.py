@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fxguard.history._rows import Rows
-from fxguard.history._watch import FLOOR, TINY, USUAL, Watch
+from fxguard.history._watch import FLOOR, NORMAL, TINY, USUAL, Watch
 
 __all__ = ["Gradients"]
 
@@ -65,7 +65,7 @@ class Gradients:
         _, table = rows.last(USUAL + 1, self._last + 1)
         values = table[:-1, self._index].log2().clamp_(min=TINY).T.contiguous()
         middle = values.nanmedian(dim=1, keepdim=True).values
-        deviation = (values - middle).abs_().nanmedian(dim=1).values.mul_(1.4826)
+        deviation = (values - middle).abs_().nanmedian(dim=1).values.mul_(NORMAL)
         highest = values.nan_to_num(-torch.inf).amax(dim=1)
         limits = torch.maximum(middle[:, 0] + JUMP * deviation.clamp_(min=FLOOR), highest + ABOVE)
         enough = (values == values).sum(dim=1) >= ENOUGH

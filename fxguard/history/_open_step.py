@@ -56,7 +56,6 @@ class OpenStep:
         self._low: list[float] = []
         self._high: list[float] = []
         self._later: list[_Later] = []
-        self.is_empty = True
 
     def series(
         self,
@@ -93,7 +92,6 @@ class OpenStep:
 
     def note(self, series: int, low: float, high: float) -> None:
         """Add numbers to those that a series has in this step."""
-        self.is_empty = False
         if not low >= self._low[series]:  # also if there are none
             self._low[series] = low
         if not high <= self._high[series]:
@@ -107,7 +105,6 @@ class OpenStep:
             number: a tensor of one element.
             divisor: what it is divided by; a quotient by 0 is 0.
         """
-        self.is_empty = False
         self._later.append(_Later(series, number, divisor))
 
     def note_all(
@@ -128,23 +125,20 @@ class OpenStep:
         self._fetch()
         row = Row(step, self._low, self._high)
         self._low, self._high = [math.nan] * len(row.low), [math.nan] * len(row.low)
-        self.is_empty = True
         return row
 
     def _fetch(self) -> None:
         """Bring the numbers from their devices, in one transfer for each."""
         later, self._later = self._later, []
-        by_device: dict[torch.device, list[tuple[_Later, Tensor, Tensor | None]]] = {}
+        by_device: dict[torch.device, list[_Later]] = {}
         for each in later:
-            by_device.setdefault(each.number.device, []).append((each, each.number, each.divisor))
+            by_device.setdefault(each.number.device, []).append(each)
         with own_arithmetic():
             for found in by_device.values():
-                tensors = [x for _, number, divisor in found for x in (number, divisor)]
+                tensors = [x for each in found for x in (each.number, each.divisor)]
                 given = [x.reshape(()).double() for x in tensors if x is not None]
                 numbers = iter(torch.stack(given).tolist())
-                for each, _, divisor in found:
+                for each in found:
                     number = next(numbers)
-                    if divisor is not None:
-                        by = next(numbers)
-                        number = number / by if by else 0.0
-                    self.note(each.series, number, number)
+                    by = None if each.divisor is None else [next(numbers)]
+                    self.note_all([each.series], [number], by)

@@ -54,11 +54,7 @@ class Operations:
                     runs[id(event.plan), event.names[1]] += 1
                     self._add_run(event, min(runs[id(event.plan), event.names[1]], MOST))
             elif isinstance(event, UncapturedOperation) and event.counts:
-                file, line = event.place or ("", 0)
-                key = (
-                    title_of(event.module, event.kind),
-                    f"{os.path.basename(file)}:{line}" if file else "",
-                )
+                key = title_of(event.module, event.kind), named_line(event.place)
                 seen[key] += 1
                 for _, made in event.outputs:
                     if made.is_between_graphs and made.value < len(between):

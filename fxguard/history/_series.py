@@ -45,6 +45,10 @@ class Series:
     detail: str = ""  # of inputs and targets: "mean", "share of zeros", "distinct"
     dtype: str = ""  # of what an operation made: "float16"; "" if that is not known
 
+    def told(self) -> dict[str, str]:
+        """Which number it is, as plain data of records."""
+        return {"series": self.name, "kind": self.kind, "what": self.what, "source": self.source}
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

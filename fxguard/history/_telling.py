@@ -40,13 +40,9 @@ class Glimpse:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        one = self.series
         return {
-            "series": one.name,
-            "kind": one.kind,
-            "what": one.what,
-            "source": one.source,
-            "detail": one.detail,
+            **self.series.told(),
+            "detail": self.series.detail,
             "before": self.before,
             "after": self.after,
             "after_step": self.after_step,

@@ -6,10 +6,11 @@ import math
 from collections import deque
 from statistics import median
 
-__all__ = ["ENOUGH", "FLOOR", "HUGE", "TINY", "USUAL", "Watch", "band", "octaves"]
+__all__ = ["ENOUGH", "FLOOR", "HUGE", "NORMAL", "TINY", "USUAL", "Watch", "band", "octaves"]
 
 USUAL = 64  # steps that say what is usual
 ENOUGH = 12  # of them are needed
+NORMAL = 1.4826  # the median of distances from the median becomes a standard deviation
 FLOOR = 0.1  # of a deviation, in octaves: a series never counts as steadier than 7 %
 JUMP = 6.0  # deviations of the mean of three steps
 BEYOND_USUAL = 1.25  # times as far as the series has been
@@ -88,7 +89,7 @@ class Watch:
         if min(self._raw) > 0 < number:
             return False
         middle, _ = band(list(self._raw))
-        deviation = 1.4826 * median([abs(known - middle) for known in self._raw])
+        deviation = NORMAL * median([abs(known - middle) for known in self._raw])
         reach = max(JUMP_AT_ONCE * deviation, max(abs(known - middle) for known in self._raw))
         return abs(number - middle) <= reach
 
@@ -96,4 +97,4 @@ class Watch:
 def band(values: list[float]) -> tuple[float, float]:
     """Median, and the deviation that a normal distribution of the same spread has."""
     middle = median(values)
-    return middle, max(FLOOR, 1.4826 * median([abs(value - middle) for value in values]))
+    return middle, max(FLOOR, NORMAL * median([abs(value - middle) for value in values]))

@@ -26,7 +26,6 @@ class _Held:
 
     name: str
     weight: Tensor
-    group: int
     copy: Tensor  # of its sample, after the last step
     gradient: int  # positions of series
     norm: int
@@ -97,20 +96,20 @@ class WeightsOfOptimizer:
 
     def _held_by(self, optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[_Held]:
         found = [
-            (names[id(weight)], weight, at)
-            for at, group in enumerate(optimizer.param_groups)
+            (names[id(weight)], weight)
+            for group in optimizer.param_groups
             for weight in group["params"]
             if id(weight) in names and is_plain(weight)
         ]
         series = self.step.series
-        for at, (name, weight, group) in enumerate(found):
+        for at, (name, weight) in enumerate(found):
             with own_arithmetic():
                 copied = sample_of(weight).clone()
             # A backward makes the gradients of the last weights first.
             gradient = series("gradient", name, order=len(found) - at)
             drift, norm = series("drift", name, order=2 * at), series("weight", name, order=2 * at)
             change = series("step", name, order=at)
-            yield _Held(name, weight, group, copied, gradient, norm, drift, change)
+            yield _Held(name, weight, copied, gradient, norm, drift, change)
 
     def _note_settings(self, optimizer: Optimizer) -> None:
         for at, group in enumerate(optimizer.param_groups):
@@ -129,11 +128,7 @@ class WeightsOfOptimizer:
                     found.setdefault(key, []).append(sample_of(value))
         for key, values in found.items():
             series = self.step.series("state", f"{key} of {self.title}")
-            for number in largest(values):
-                if isinstance(number, Tensor):
-                    self.step.later(series, number)
-                else:
-                    self.step.note(series, number, number)
+            self.step.note_all([series] * len(values), largest(values))
 
 
 def _count(optimizer: Optimizer) -> int:

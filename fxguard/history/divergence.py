@@ -34,12 +34,8 @@ class Apart:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        one = self.series
         return {
-            "series": one.name,
-            "kind": one.kind,
-            "what": one.what,
-            "source": one.source,
+            **self.series.told(),
             "step": self.step,
             "last_step": self.last_step,
             "a": list(self.a),

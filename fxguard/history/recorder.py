@@ -70,7 +70,7 @@ class Histories(Listener):
         self._arguments: list[str] | None = None  # names of the model's positional ones
         self._calls = 0  # with gradients since the last step
         self._has_stepped = False  # since the row began
-        self._ever_stepped, self._has_optimizer = False, True
+        self._has_optimizer: bool | None = None  # None while that is not known
         self.number = 0  # of the step that runs
         self._counts = False  # whether the batch that runs is one of a training
         self._begun = time.perf_counter()
@@ -80,9 +80,9 @@ class Histories(Listener):
 
     def begins(self, batch: Batch) -> None:
         """End the step before."""
-        if not self._ever_stepped and self._calls >= WITHOUT:
+        if self._has_optimizer is None and self._calls >= WITHOUT:
             self._has_optimizer = False
-        if self._has_stepped or (self._calls and not self._has_optimizer):
+        if self._is_over:
             self._close()
         self._counts = torch.is_grad_enabled()
         if self._counts and not self._calls and (model := self.recorder.model) is not None:
@@ -117,7 +117,7 @@ class Histories(Listener):
         _open.discard(self)
         self._hooks.close()
         self._end()
-        if self._has_stepped or (self._calls and not self._has_optimizer):
+        if self._is_over:
             self._close()
         if self.writer is not None:
             self.writer.close()
@@ -126,6 +126,11 @@ class Histories(Listener):
     def folder(self) -> Path | None:
         """Of the history; None before the first step has ended."""
         return None if self.writer is None else self.writer.folder
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the step that runs has made all that belongs to it."""
+        return self._has_stepped or (self._calls > 0 and self._has_optimizer is False)
 
     def _register(self, series: Series) -> None:
         self._series.append(series)
@@ -194,7 +199,7 @@ class Histories(Listener):
         weights = self._weights_of(optimizer)
         if weights:
             weights.after(optimizer)
-            self._has_stepped = self._ever_stepped = self._has_optimizer = True
+            self._has_stepped = self._has_optimizer = True
 
     def _weights_of(self, optimizer: Optimizer) -> WeightsOfOptimizer:
         found = self._optimizers.get(optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,21 +22,25 @@ from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.lent_weights import lent_weights
 from fxguard.batch.loss import Loss, Owner
 from fxguard.capture.finalizers import when_gone
-from fxguard.capture.following import Beside, Following
+from fxguard.capture.following import Beside, Following, stand_in_for
 from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.graph import marks, nodes
+from fxguard.install import backward_function
 from fxguard.install.names import Names
 from fxguard.install.while_needed import WhileNeeded
-from fxguard.steps import _autograd_backward, _own_backwards, _warning_of_hooks
+from fxguard.steps import _own_backwards, _warning_of_hooks
 from fxguard.steps.step_hooks import StepHooks
 
 __all__ = ["Losses"]
 
+
+def _follow_backwards() -> Callable[[], None]:
+    """Look at the tensors where a ``torch.autograd.backward`` begins, whose calls no mode sees."""
+    return backward_function.stand_in(stand_in_for)
+
+
 _changes = tuple(
-    map(
-        WhileNeeded,
-        (_warning_of_hooks.silence, _autograd_backward.stand_in, _own_backwards.stand_in),
-    )
+    map(WhileNeeded, (_warning_of_hooks.silence, _follow_backwards, _own_backwards.stand_in))
 )
 
 
