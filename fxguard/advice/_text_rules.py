@@ -6,11 +6,18 @@ Knows nothing of torch.
 from __future__ import annotations
 
 from fxguard.advice._rule import Rule, names_in
+from fxguard.advice.lost_bounds import words_of_bound
 from fxguard.advice.told_by_text import words_of_dimension, words_of_overwritten, words_of_update
 
 __all__ = ["TEXT_RULES"]
 
+_LOST = "zero divisor, underflow, rounding, domain, singular gradient"
+
 TEXT_RULES = (
+    Rule(_LOST, None, "advice",
+         "take {instead} for {constant} ({place}){both}: in {half} that {held}, so it bounds "
+         "nothing, and {what}",
+         lambda c: bool(words_of_bound(c)), words=words_of_bound, alone=True),
     Rule("zero divisor", names_in("div log log10 log2 reciprocal rsqrt sqrt"), "advice",
          "compute `{name}` ({place}){made} before `{target}` is set to `{value}` ({written}): "
          "after that the difference is 0", lambda c: bool(words_of_overwritten(c)),

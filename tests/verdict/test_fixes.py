@@ -491,6 +491,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
+    "take {instead} for {constant}",
     "begin inside the support",
     "stop where `{name}`{made} is 0 throughout",
     "bound the divisor of this Newton step",
