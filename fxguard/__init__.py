@@ -41,6 +41,7 @@ from fxguard.given_out import give_out
 if TYPE_CHECKING:
     from fxguard import types as types
     from fxguard.api.backend import backend as backend
+    from fxguard.api.diff import diff as diff
     from fxguard.api.instrument import guard_of as guard_of
     from fxguard.api.instrument import instrument as instrument
     from fxguard.api.keep_float32 import keep_float32 as keep_float32
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from fxguard.install.remove import remove as remove
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.report.errors import NonFiniteError as NonFiniteError
-    from fxguard.trace.diff import diff as diff
     from fxguard.trace.file import load_trace as load_trace
 
 __version__ = "0.2.0.dev0"
@@ -74,7 +74,7 @@ _HOME = {
     "backend": "api.backend",
     "compare": "comparison.compare",
     "detect_overflow": "debug_utils",
-    "diff": "trace.diff",
+    "diff": "api.diff",
     "error_budget": "budget.budget",
     "forecast": "forecasting.forecast",
     "frames_of": "batch.frames",

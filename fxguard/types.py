@@ -13,6 +13,7 @@ Of a guarded model:
 Of a trace file, and of two things that were compared:
     Trace, TracedBatch, Fingerprint       of load_trace
     Diff, BatchDiff, Match, RowPair       of diff
+    UsualChange                           of diff with a history
     Comparison, Compared, Apart           of compare
 
 Of a training run:
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from fxguard.trace.diff import Diff as Diff
     from fxguard.trace.trace import Trace as Trace
     from fxguard.trace.trace import TracedBatch as TracedBatch
+    from fxguard.trace.usual_change import UsualChange as UsualChange
 
 _HOME = {
     "Apart": "comparison.elements",
@@ -108,6 +110,7 @@ _HOME = {
     "Trace": "trace.trace",
     "TracedBatch": "trace.trace",
     "Track": "history.track",
+    "UsualChange": "trace.usual_change",
 }
 
 __all__ = sorted(_HOME)

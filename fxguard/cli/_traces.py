@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fxguard.api.diff import diff
 from fxguard.cli._ending import say
 from fxguard.cli._showing import STDOUT, show, write_page, write_record
 from fxguard.cli._statuses import Status
@@ -16,7 +17,6 @@ from fxguard.errors import FxguardError, UsageError
 from fxguard.report.load import load_report
 from fxguard.report.strict_json import recorded
 from fxguard.report.terminal import Progress
-from fxguard.trace.diff import diff
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace
 
@@ -74,6 +74,13 @@ def add_commands(commands: Any) -> None:
         metavar="T",
         help="how far apart two magnitudes may be, relative to the tensor's largest (enough for "
         "rounding in the coarsest dtype of the traces: 1e-4 for float32, 1e-2 for float16)",
+    )
+    compare.add_argument(
+        "--history",
+        type=Path,
+        metavar="FOLDER",
+        help="a history of this training, which --history wrote: rank operations by how many times "
+        "their usual change from step to step they differ",
     )
     compare.add_argument("--format", choices=("text", "table"), default="text")
     compare.add_argument("--json", metavar="FILE", help=f"write every difference here; {STDOUT}")
@@ -144,7 +151,7 @@ def _diff(args: argparse.Namespace) -> int:
     name_a, name_b = str(args.a), str(args.b or args.a)
     if args.batches is not None:
         a, b = _only(a, args.batches[0], name_a), _only(b, args.batches[1], name_b)
-    result = replace(diff(a, b, tolerance=args.tolerance), a=name_a, b=name_b)
+    result = replace(diff(a, b, tolerance=args.tolerance, history=args.history), a=name_a, b=name_b)
     if args.html is not None:
         write_page(result, args.html)
     if args.json is not None:

@@ -13,8 +13,8 @@ from typing import Protocol
 from fxguard.comparison.elements import Apart, Compared
 from fxguard.report.error_budget import LEAST, ErrorBudget
 from fxguard.report.error_chart import number
+from fxguard.report.in_words import names_text
 from fxguard.trace.diff import Diff
-from fxguard.trace.diff_text import names_text
 
 __all__ = ["Parts", "cosine_text", "table", "verdict_lines"]
 

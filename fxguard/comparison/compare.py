@@ -32,7 +32,7 @@ from fxguard.comparison.result import Comparison
 from fxguard.errors import FxguardError, UsageError
 from fxguard.graph.wide_form import NotJudged
 from fxguard.report.error_budget import ErrorBudget
-from fxguard.trace.diff import diff
+from fxguard.trace.diff import compare_traces
 
 __all__ = ["compare"]
 
@@ -130,7 +130,7 @@ def compare(
         with torch.random.fork_rng(_cuda_devices(model)), buffers_kept(model):
             ran.append(run_model(model, args, named, backward=backward))
     a, b = ran
-    ranges = replace(diff(a.batch, b.batch, tolerance=tolerance), a=a.name, b=b.name)
+    ranges = replace(compare_traces(a.batch, b.batch, tolerance), a=a.name, b=b.name)
     found = _Comparing(a, b, Judge(tolerance), output_tolerance).comparison(ranges, backward)
     if found.outcome != "precision":
         return found

@@ -10,14 +10,13 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.history._captured import Captured
 from fxguard.history._open_step import OpenStep
+from fxguard.history._places import MOST, detail_of
 from fxguard.measure.traceable import NOTES
 from fxguard.plan.plan import Plan
 from fxguard.records import title_of
 from fxguard.source.lines import Place
 
 __all__ = ["Operations", "named_line"]
-
-MOST = 8  # operations of one kind, module and line, and runs of one graph: others count as the last
 
 _Rows = list[tuple[int, int]]  # row of the statistics, and position of the series
 
@@ -88,12 +87,11 @@ class Operations:
 
     def _series(self, title: str, source: str, which: int, run: int, dtype: str) -> int:
         """The series of an operation: which one of its line, and in which run of its graph."""
-        found = [f"#{which}"] * (which > 1) + [f"run {run}"] * (run > 1)
         return self.step.series(
             "operation",
             title,
             source,
-            detail=" ".join(found),
+            detail=detail_of(which, run),
             dtype=dtype,
             is_of_loss=self._is_of_loss,
         )

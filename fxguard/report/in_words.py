@@ -1,10 +1,12 @@
-"""Errors, shares and factors as people say them."""
+"""Errors, shares, factors and lists of names as people say them."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
-__all__ = ["digits_of", "percent", "times"]
+__all__ = ["digits_of", "names_text", "percent", "times"]
 
 
 def digits_of(error: float) -> float:
@@ -41,3 +43,10 @@ def percent(share: float) -> str:
     if share >= 0.0995:
         return f"{100 * share:.0f} %"
     return f"{100 * share:.2g} %" if share >= 1e-4 or not share else f"{share:.1g}"
+
+
+def names_text(names: Sequence[str], most: int = 5) -> str:
+    """Some of the names, each once: ``a, b (2 times) and 3 more``."""
+    counted = [f"{name} ({n} times)" if n > 1 else name for name, n in Counter(names).items()]
+    more = len(counted) - most
+    return ", ".join(counted[:most]) + (f" and {more} more" if more > 0 else "")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fxguard.records import Row
 from fxguard.report.sheet import Sheet
+from fxguard.trace import _usual_text
 from fxguard.trace.batch_diff import BatchDiff, Match
 from fxguard.trace.diff_text import difference_text
 
@@ -16,10 +18,8 @@ def sheet_of(batch: BatchDiff) -> Sheet:
     """Both batches on a page: the frames of both, rows side by side, and their differences."""
     frames, other, differences, notes = [], [], [], {}
     for index, match in enumerate(batch.matches):
-        if match.a is None or match.b is None:
-            notes[index] = f"only in {'A' if match.b is None else 'B'}"
-        elif match.renamed_to:
-            notes[index] = f"in B: {match.renamed_to}"
+        if note := "; ".join(_notes(match)):
+            notes[index] = note
         in_a, in_b = _side_by_side(match)
         frames.append(replace(match.frame, rows=tuple(in_a)))
         other.append(in_b)
@@ -36,6 +36,15 @@ def sheet_of(batch: BatchDiff) -> Sheet:
         differences=differences,
         notes=notes,
     )
+
+
+def _notes(match: Match) -> Iterator[str]:
+    if match.a is None or match.b is None:
+        yield f"only in {'A' if match.b is None else 'B'}"
+    if match.renamed_to:
+        yield f"in B: {match.renamed_to}"
+    if match.differs and match.times_usual is not None:
+        yield f"{_usual_text.times_text(match)} times its usual change"
 
 
 def _side_by_side(match: Match) -> tuple[list[Row], list[Row | None]]:

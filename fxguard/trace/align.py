@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from typing import Any
 
 from fxguard.records import Frame
 
-__all__ = ["align"]
+__all__ = ["align", "renaming"]
 
 LARGE = 100_000  # pairs of frames between two anchors; more are not weighed individually
 MOST_EDITS = 400  # insertions and deletions in a loop; with more, its steps are counted
@@ -41,7 +41,7 @@ def align(a: Sequence[Frame], b: Sequence[Frame], same_numbers: SameNumbers) -> 
     Returns:
         Pairs of indices, rising in both. A frame without a pair is in only one trace.
     """
-    rename = _renaming(a, b)
+    rename = renaming({frame.name for frame in a}, {frame.name for frame in b})
     keys_a = [(rename(frame.name), frame.kind_and_phase, frame.is_op) for frame in a]
     keys_b = [(frame.name, frame.kind_and_phase, frame.is_op) for frame in b]
     pairs: list[Pair] = []
@@ -61,9 +61,8 @@ def _last_name(frame: Frame) -> tuple[str, str, bool]:
     return frame.name.rpartition(".")[2], frame.kind_and_phase, frame.is_op
 
 
-def _renaming(a: Sequence[Frame], b: Sequence[Frame]) -> Callable[[str], str]:
+def renaming(names_a: Set[str], names_b: Set[str]) -> Callable[[str], str]:
     """Maps a module name of the first to the second: a wrapper adds or removes a first part."""
-    names_a, names_b = {frame.name for frame in a}, {frame.name for frame in b}
     renamings: list[Callable[[str], str]] = [lambda name: name]
     for first in sorted({name.partition(".")[0] for name in names_b} - {""}):
         renamings.append(lambda name, first=first: f"{first}.{name}".rstrip("."))  # type: ignore[misc]

@@ -6,7 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fxguard.formats import is_mask
@@ -14,8 +14,9 @@ from fxguard.records import Frame, Row, RowRole
 from fxguard.trace.align import align
 from fxguard.trace.fingerprints import distance_of_elements
 from fxguard.trace.trace import TracedBatch
+from fxguard.trace.usual_change import UsualChange
 
-__all__ = ["BatchDiff", "Match", "RowPair", "compare_batches", "distance"]
+__all__ = ["BatchDiff", "Match", "RowPair", "compare_batches", "distance", "ranked"]
 
 # How far apart two magnitudes of the same operation may be, see `distance`: a few times the effect
 # of rounding on the way through the models of the tests. A number that was rounded to a coarse
@@ -51,6 +52,8 @@ class Match:
     a: Frame | None  # None if it is only in the second trace
     b: Frame | None
     rows: tuple[RowPair, ...] = ()
+    # Beside what is usual; None without a history, or if that has no series of it.
+    usual: UsualChange | None = None
 
     @property
     def frame(self) -> Frame:
@@ -76,6 +79,11 @@ class Match:
         return max((pair.distance or 0.0 for pair in self.of(RowRole.OUTPUT)), default=0.0)
 
     @property
+    def times_usual(self) -> float | None:
+        """How many times the usual change the change is; None if nobody knows what is usual."""
+        return None if self.usual is None else self.usual.times
+
+    @property
     def differs(self) -> bool:
         """Whether ranges or fingerprints of what it made differ by more than the tolerance."""
         return any(pair.differs for pair in self.of(RowRole.OUTPUT))
@@ -93,6 +101,12 @@ class BatchDiff:
     a: TracedBatch
     b: TracedBatch
     matches: tuple[Match, ...]  # in order; one in a single trace is where it would run
+
+    @property
+    def numbers(self) -> str:
+        """``batch 149``, ``batch 149 against 150``."""
+        a, b = self.a.number, self.b.number
+        return f"batch {a}" + ("" if a == b else f" against {b}")
 
     @property
     def aligned(self) -> list[Match]:
@@ -141,6 +155,20 @@ def compare_batches(a: TracedBatch, b: TracedBatch, tolerance: float | None) -> 
             matches.append(Match(x, y, tuple(_rows(x, y, allowed))))
         next_a, next_b = i + 1, j + 1
     return BatchDiff(a, b, tuple(matches))
+
+
+def ranked(batches: Iterable[BatchDiff]) -> list[tuple[BatchDiff, Match]]:
+    """The matches that differ, the one with the most times its usual change first.
+
+    Those of which nobody knows what is usual come last, in order of execution.
+    """
+    differing = [(batch, match) for batch in batches for match in batch.differing]
+
+    def place(each: tuple[BatchDiff, Match]) -> float:
+        times = each[1].times_usual
+        return 1.0 if times is None else -times
+
+    return sorted(differing, key=place)
 
 
 def _rounding(a: TracedBatch, b: TracedBatch) -> float:

@@ -1,4 +1,4 @@
-"""Finds where two traces diverge. Knows nothing of torch."""
+"""Where two traces diverge. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 from fxguard.errors import UsageError
 from fxguard.records import Frame
 from fxguard.report.display import SHOWN, Display, Displayed
+from fxguard.report.in_words import names_text
 from fxguard.report.page import page
 from fxguard.report.strict_json import recorded, strict_json
 from fxguard.trace._diff_page import sheet_of
-from fxguard.trace.batch_diff import BatchDiff, Match, compare_batches
-from fxguard.trace.diff_text import names_text, table, verdict_lines
+from fxguard.trace.batch_diff import BatchDiff, Match, compare_batches, ranked
+from fxguard.trace.diff_text import table, verdict_lines
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace, TracedBatch
 
-__all__ = ["Diff", "diff"]
+__all__ = ["Diff", "Traced", "compare_traces"]
 
 Traced = Trace | TracedBatch | Sequence[Frame] | str | Path
 
@@ -45,6 +46,7 @@ class Diff(Displayed):
     b: str
     batches: tuple[BatchDiff, ...]  # at least one
     tolerance: float | None = None  # None: by dtype
+    history: str | None = None  # folder of the history that says what is usual; None without one
 
     @property
     def first(self) -> Match | None:
@@ -55,6 +57,14 @@ class Diff(Displayed):
     def largest(self) -> Match | None:
         """The operation with the largest difference, the first of several."""
         return max(self._differing(), key=lambda match: match.distance, default=None)
+
+    @property
+    def ranked(self) -> list[Match]:
+        """The operations that differ, those with the most times their usual change first.
+
+        Operations of which no history says what is usual come last, in order of execution.
+        """
+        return [match for _, match in ranked(self.batches)]
 
     @property
     def differs(self) -> bool:
@@ -77,7 +87,7 @@ class Diff(Displayed):
     @property
     def verdict(self) -> list[str]:
         """Where the traces diverge, in lines."""
-        return verdict_lines(self.batches)
+        return verdict_lines(self.batches, self.history)
 
     def __str__(self) -> str:
         return "\n".join([*self._sides, "", *self.verdict])
@@ -85,11 +95,13 @@ class Diff(Displayed):
     def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
         """Every operation that differs, as one table with a row for each value that it made.
 
+        The rows are in order of execution; with a history, in that of :attr:`ranked`.
+
         Args:
             tablefmt: any table format that tabulate knows.
             most: the number of rows to show, from the first one on.
         """
-        return table(self.batches, tablefmt, most)
+        return table(self.batches, tablefmt, most, with_usual=self.history is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """The differences as plain dicts, lists, strings and numbers."""
@@ -97,6 +109,7 @@ class Diff(Displayed):
             "a": self.a,
             "b": self.b,
             "tolerance": self.tolerance,
+            "history": self.history,
             "differs": self.differs,
             "agrees": self.agrees,
             "verdict": self.verdict,
@@ -159,30 +172,8 @@ class Diff(Displayed):
         return strict_json(self.to_dict(), indent)
 
 
-def diff(a: Traced, b: Traced, *, tolerance: float | None = None) -> Diff:
-    """Compare two traces, operation by operation.
-
-    Batches are paired by number; if each side has only one batch, the two are paired. Frames are
-    aligned by name and order, and may be inserted, removed, renamed or fused.
-
-    Args:
-        a: a :class:`~fxguard.types.Trace` or one batch of it, a file that ``trace_to`` wrote, or
-            the frames of a batch (:meth:`Guard.frames`).
-        b: likewise.
-        tolerance: how far apart two ranges may be, relative to the larger one:
-            ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``. None allows for the
-            effect of rounding: 1e-5 for float64, 1e-4 for float32, 1e-2 for float16, 5e-2 for
-            bfloat16, by the coarsest dtype in either trace. It also applies to fingerprints, whose
-            differences are relative to the largest magnitude, or to five times the root mean square
-            if that is less.
-
-    Raises:
-        FxguardError: when a file is not a trace, or the traces have no batch in common.
-
-    Example:
-        >>> trace = fxguard.load_trace("traces/T5ForConditionalGeneration-0.jsonl")
-        >>> print(fxguard.diff(trace.batches[0], trace.batches[1]))
-    """
+def compare_traces(a: Traced, b: Traced, tolerance: float | None = None) -> Diff:
+    """Compare two traces, operation by operation; see :func:`fxguard.diff`."""
     if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"tolerance has to be 0 or more, got {tolerance!r}")
     name_a, batches_a = _read(a)
@@ -236,6 +227,7 @@ def _match_data(match: Match) -> dict[str, Any]:
         "renamed_to": match.renamed_to,
         "source": None if source is None else {"file": source.file, "line": source.line},
         "difference": match.distance,
+        "usual": None if match.usual is None else match.usual.to_dict(),
         "rows": [
             {
                 "label": pair.a.label,

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fxguard.records import Row, RowRole
-from fxguard.trace import _elements_text
-from fxguard.trace.batch_diff import BatchDiff, Match
+from fxguard.report.in_words import names_text
+from fxguard.trace import _elements_text, _usual_text
+from fxguard.trace.batch_diff import BatchDiff, Match, ranked
 
-__all__ = ["difference_text", "names_text", "table", "verdict_lines"]
+__all__ = ["difference_text", "table", "verdict_lines"]
 
 
-def verdict_lines(batches: Sequence[BatchDiff]) -> list[str]:
+def verdict_lines(batches: Sequence[BatchDiff], history: str | None = None) -> list[str]:
     """Where two traces diverge: the first operation that differs, and the one that differs most.
 
     Args:
         batches: at least one.
+        history: the folder of the history that says what is usual: then the most unusual change
+            takes the place of the largest one.
     """
+    unranked = [] if history is None else [*_usual_text.unranked(batches, history)]
     differing = [(batch, match) for batch in batches for match in batch.differing]
     if not differing:
         aligned = [match for batch in batches for match in batch.aligned]
         if any(match.compared for match in aligned):
             what, compared = _elements_text.compared(batches)
-            return [f"{what} agree: {_counts(batches)}", *compared, *_alone(batches)]
+            return [f"{what} agree: {_counts(batches)}", *compared, *unranked, *_alone(batches)]
         reason = "no frame is in both"
         if aligned:
             reason = f"of {len(aligned)} frames in both, none has numbers in both"
         return [f"nothing could be compared: {reason}", *_alone(batches)]
     batch, first = differing[0]
-    batch_of_largest, largest = max(differing, key=lambda each: each[1].distance)
     lines = [f"they part at {_headline(first, batch)}", f"  {_reason(first, batch)}", *_rows(first)]
-    if largest is not first:
-        lines.append(f"the largest difference: {_headline(largest, batch_of_largest)}")
-        lines += _rows(largest)
-    return [*lines, _counts(batches), *_elements_text.compared(batches)[1], *_alone([batch])]
+    if history is not None and _usual_text.is_ranked(batches):
+        lines += _usual_text.ranking(batches, history)
+    else:
+        lines += _largest(differing)
+    compared = _elements_text.compared(batches)[1]
+    return [*lines, *unranked, _counts(batches), *compared, *_alone([batch])]
 
 
-def table(batches: Sequence[BatchDiff], tablefmt: str, most: int | None) -> str:
+def table(
+    batches: Sequence[BatchDiff], tablefmt: str, most: int | None, *, with_usual: bool = False
+) -> str:
     """Every operation that differs, with a row for each value it made; see ``Diff.to_table``."""
     from tabulate import tabulate
 
@@ -49,10 +55,10 @@ def table(batches: Sequence[BatchDiff], tablefmt: str, most: int | None) -> str:
             *_cells(pair.a),
             *_cells(pair.b),
             difference_text(pair.distance),
+            *([_usual_text.times_text(match)] if with_usual else []),
             str(match.frame.source or ""),
         ]
-        for batch in batches
-        for match in batch.differing
+        for batch, match in ranked(batches)
         for pair in match.of(RowRole.OUTPUT)
         if pair.differs
     ][:most]
@@ -60,7 +66,9 @@ def table(batches: Sequence[BatchDiff], tablefmt: str, most: int | None) -> str:
         rows = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
     headers = (
         *("batch", "operation", "value", "A abs min", "A abs max"),
-        *("B abs min", "B abs max", "difference", "source"),
+        *("B abs min", "B abs max", "difference"),
+        *(["times the usual change"] if with_usual else []),
+        "source",
     )
     return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
 
@@ -72,16 +80,16 @@ def difference_text(difference: float | None) -> str:
     return "0" if difference == 0 else f"{difference:.1e}"
 
 
-def names_text(names: Sequence[str], most: int = 5) -> str:
-    """Some of the names, each once: ``a, b (2 times) and 3 more``."""
-    counted = [f"{name} ({n} times)" if n > 1 else name for name, n in Counter(names).items()]
-    more = len(counted) - most
-    return ", ".join(counted[:most]) + (f" and {more} more" if more > 0 else "")
+def _largest(differing: Sequence[tuple[BatchDiff, Match]]) -> Iterator[str]:
+    """The largest difference, unless it is the first."""
+    batch, largest = max(differing, key=lambda each: each[1].distance)
+    if largest is not differing[0][1]:
+        yield f"the largest difference: {_headline(largest, batch)}"
+        yield from _rows(largest)
 
 
 def _headline(match: Match, batch: BatchDiff) -> str:
-    a, b = batch.a.number, batch.b.number
-    return f"{match.frame.title}, batch {a}" + ("" if a == b else f" against {b}")
+    return f"{match.frame.title}, {batch.numbers}"
 
 
 def _rows(match: Match) -> Iterator[str]:
