@@ -63,6 +63,7 @@ REFERENCE: dict[str, tuple[str, ...]] = {
         *(f"fxguard.types.{name}" for name in ("Trace", "TracedBatch", "Fingerprint")),
         "fxguard.diff",
         *(f"fxguard.types.{name}" for name in ("Diff", "BatchDiff", "Match", "RowPair")),
+        "fxguard.types.UsualChange",
     ),
     "Compilers and graphs": (
         *("fxguard.backend", "fxguard.types.CompilerBackend"),

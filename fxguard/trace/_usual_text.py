@@ -63,13 +63,15 @@ def unranked(batches: Sequence[BatchDiff], history: str) -> Iterator[str]:
         return
     if known and all(each.usual is None for each in known):
         steps = max(each.steps for each in known)
-        yield f"not ranked: {history} has {steps} changes from step to step, which are too few"
+        changes = f"{steps} change{'s' * (steps != 1)} from step to step"
+        yield f"not ranked: {history} has {changes}, too few to say what is usual"
         return
     lacking = [
         match.frame for batch in batches for match in batch.differing if match.times_usual is None
     ]
     if lacking:
-        yield f"ranked last, as {history} does not say what is usual for them: {_kinds(lacking)}"
+        how = "ranked last" if is_ranked(batches) else "not ranked"
+        yield f"{how}, as {history} does not say what is usual for them: {_kinds(lacking)}"
 
 
 def _kinds(frames: Sequence[Frame]) -> str:
@@ -77,9 +79,8 @@ def _kinds(frames: Sequence[Frame]) -> str:
     forward = [frame for frame in frames if frame.phase in ("forward", "loss")]
     modules = sum(not frame.is_op for frame in forward)
     others = len(frames) - len(forward)
-    found = (
-        [names_text(titles)] if (titles := [each.title for each in forward if each.is_op]) else []
-    )
+    titles = [frame.title for frame in forward if frame.is_op]
+    found = [names_text(titles)] if titles else []
     found += [f"{modules} module{'s' * (modules > 1)}"] if modules else []
     found += [f"{others} frame{'s' * (others > 1)} of the backward or the step"] if others else []
     return ", ".join(found)

@@ -334,7 +334,7 @@ def test_too_few_steps(tmp_path: Path) -> None:
     folder = write(tmp_path / "h", range(12))
     assert compared(folder, 1.0, 4.0).times is None
     found = fxguard.diff([made("matmul", 1.0)], [made("matmul", 4.0)], history=folder)
-    few = f"not ranked: {folder} has 11 changes from step to step, which are too few"
+    few = f"not ranked: {folder} has 11 changes from step to step, too few to say what is usual"
     assert few in found.verdict
     assert told("Diff", json.loads(found.to_json())) == []
     assert compared(write(tmp_path / "more", range(13), lambda step: 1.0), 1.0, 4.0).times == 20
@@ -382,6 +382,19 @@ def test_only_the_same_operation_has_the_series(tmp_path: Path) -> None:
         frames = [frame, made("add", 1.0)]
         found = fxguard.diff(frames, frames, history=folder)
         assert [match.usual for match in found.batches[0].matches] == [None, None]
+
+
+def test_what_differs_has_no_series(tmp_path: Path) -> None:
+    """Others have one: nothing is ranked, and the largest difference is shown as ever."""
+    folder = write(tmp_path / "h", range(40), lambda step: 1.0)
+    pair = [
+        [made("matmul", 1.0), made("mul", x), made("add", x * x), made("mul", x, phase="backward")]
+        for x in (1.0, 2.0)
+    ]
+    verdict = fxguard.diff(*pair, history=folder).verdict
+    why = f"not ranked, as {folder} does not say what is usual for them: mul, add, "
+    assert f"{why}1 frame of the backward or the step" in verdict
+    assert "the largest difference: add, batch 0" in verdict
 
 
 def test_a_wrapper_around_the_model(tmp_path: Path) -> None:
