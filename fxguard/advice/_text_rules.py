@@ -7,17 +7,29 @@ from __future__ import annotations
 
 from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.lost_bounds import words_of_bound
+from fxguard.advice.rounded_to_one import words_of_equal, words_of_rounded
 from fxguard.advice.told_by_text import words_of_dimension, words_of_overwritten, words_of_update
 
 __all__ = ["TEXT_RULES"]
 
 _LOST = "zero divisor, underflow, rounding, domain, singular gradient"
+_OF_REST = names_in(
+    "addcdiv div floor_divide fmod log log10 log1p log2 logit pow reciprocal remainder rsqrt sqrt"
+)
 
 TEXT_RULES = (
     Rule(_LOST, None, "advice",
          "take {instead} for {constant} ({place}){both}: in {half} that {held}, so it bounds "
          "nothing, and {what}",
          lambda c: bool(words_of_bound(c)), words=words_of_bound, alone=True),
+    Rule(_LOST, _OF_REST, "advice",
+         "keep {number} in float32{as_number}: {half} holds nothing between {below} "
+         "and 1, so it is 1, and {made} makes {zero} of it",
+         lambda c: bool(words_of_rounded(c)), alone=True, words=words_of_rounded),
+    Rule(_LOST, names_in("div log log10 log2 reciprocal rsqrt"), "advice",
+         "take the difference in {made} in float32, before {rounding} rounds: {half} holds "
+         "numbers up to {largest} in steps of {steps}, and neighbours become equal",
+         lambda c: bool(words_of_equal(c)), alone=True, words=words_of_equal),
     Rule("zero divisor", names_in("div log log10 log2 reciprocal rsqrt sqrt"), "advice",
          "compute `{name}` ({place}){made} before `{target}` is set to `{value}` ({written}): "
          "after that the difference is 0", lambda c: bool(words_of_overwritten(c)),

@@ -1,23 +1,28 @@
 """Divisors ``1 - x`` that are 0 because x was rounded to 1, as 0.999 is in bfloat16.
 
-Averages of weights and of gradients divide by such numbers. Knows nothing of torch.
+Averages of weights and of gradients divide by such numbers, and so do schedules of noise. Positions
+that were rounded to the same number are such, too. Knows nothing of torch.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
-from fxguard.advice.written_operands import titled
+from fxguard.advice.written_operands import titled, written_operand
 from fxguard.formats import FORMATS, HALVES
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
+from fxguard.records import Source
 from fxguard.source.assigned import statement_node
+from fxguard.source.named import variable_in
+from fxguard.source.rounded import is_distinct_before, is_near_one_before, rounding_behind
 
-__all__ = ["words_of_rounded"]
+__all__ = ["words_of_equal", "words_of_rounded"]
 
 MOST_STEPS = 16  # in one walk
 
@@ -26,6 +31,7 @@ _MAKERS = frozenset(
     ["as_tensor", "exp", "full", "mul", "pow", "scalar_tensor", "sigmoid", "tanh", "tensor"]
 )
 _PASSED = MOVES | SELECTS | CASTS | frozenset(["clone", "sqrt"])
+_OF_ONE = frozenset(["log", "log10", "log1p", "log2", "logit"])  # 0 or no value at 1
 
 
 def words_of_rounded(case: Case) -> Mapping[str, str]:
@@ -33,32 +39,84 @@ def words_of_rounded(case: Case) -> Mapping[str, str]:
     found = _difference(case.around)
     if found is None:
         return {}
-    step, dtype = found
+    step, dtype, rounding = found
     name = _name_at(step)
+    by = "" if rounding is None else f", which {rounding.place} rounds,"
+    as_number = ", or as a number of Python" if rounding is None else ""
     return {
-        "number": f"`{name}`" if name else f"what {titled(step)} reads",
+        "number": f"`{name}`{by}" if name else f"what {titled(step)} reads{by}",
         "made": titled(step),
         "half": dtype,
         "below": f"{1 - FORMATS[dtype].eps / 2:.4f}",
+        "as_number": as_number,
+        "zero": "0" if plain(step.kind) not in ("log1p", "logit") else "inf",
     }
 
 
-def _difference(around: Surroundings) -> tuple[Step, str] | None:
-    """The operation that subtracted 1 from 1 in a dtype of few digits, and that dtype."""
-    value = around.culprit
+def words_of_equal(case: Case) -> Mapping[str, str]:
+    """The difference of neighbours that were rounded to one number; {} of others."""
+    around, value = case.around, case.around.culprit
     for _ in range(MOST_STEPS):
         step = None if value is None else around.maker_of(value)
-        if step is None or not step.inputs:
-            return None
-        if plain(step.kind) in ("rsub", "sub") and step.literals[:1] == (1.0,):
-            read, dtype = around.range_of(step.inputs[0]), around.values[step.inputs[0]].dtype
-            is_one = read is not None and read.abs_min == read.abs_max == 1
-            is_rounded = is_one and dtype in HALVES and _is_near_one(around, step.inputs[0])
-            return (step, dtype) if is_rounded else None
-        if step.counts and plain(step.kind) not in _PASSED:
-            return None
+        if step is None or not step.inputs or step.source is None:
+            return {}
+        if plain(step.kind) in ("diff", "sub", "rsub") and not step.literals:
+            dtype = around.values[step.inputs[0]].dtype
+            name = _name_at(step)
+            found, made = around.range_of(step.outputs[0]), around.range_of(step.inputs[0])
+            rounding = rounding_behind(step.source, name, dtype) if dtype in HALVES else None
+            is_equal = found is not None and found.abs_min == 0 and rounding is not None
+            if not is_equal or made is None or rounding is None:
+                return {}
+            if not made.abs_max or not is_distinct_before(step.source, name):
+                return {}
+            steps = 2.0 ** math.floor(math.log2(made.abs_max)) * FORMATS[dtype].eps
+            return {
+                "made": titled(step),
+                "rounding": rounding.place,
+                "half": dtype,
+                "largest": f"{made.abs_max:.3g}",
+                "steps": f"{steps:.2g}",
+            }
+        if step.counts and plain(step.kind) not in _PASSED | {"mul", "abs"}:
+            return {}
         value = step.inputs[0]
+    return {}
+
+
+def _difference(around: Surroundings) -> tuple[Step, str, Source | None] | None:
+    """The operation that subtracted 1 from 1 in a dtype of few digits, and that dtype.
+
+    And the statement that rounded to 1, where only the program's text tells of it.
+    """
+    value, step = around.culprit, around.step
+    for _ in range(MOST_STEPS):
+        is_end = plain(step.kind) in ("rsub", "sub") and step.literals[:1] == (1.0,)
+        if (is_end or plain(step.kind) in _OF_ONE) and step.inputs:
+            read, dtype = around.range_of(step.inputs[0]), around.values[step.inputs[0]].dtype
+            if dtype in HALVES and read is not None and read.abs_max == 1:
+                if is_end and read.abs_min == 1 and _is_near_one(around, step.inputs[0]):
+                    return step, dtype, None
+                rounding = _rounding(step, dtype)
+                if rounding is not None:
+                    return step, dtype, rounding
+            if is_end:
+                return None
+        if step is not around.step and step.counts and plain(step.kind) not in _PASSED | {"neg"}:
+            return None
+        made = None if value is None else around.maker_of(value)
+        if made is None or not made.inputs:
+            return None
+        step, value = made, made.inputs[0]
     return None
+
+
+def _rounding(step: Step, dtype: str) -> Source | None:
+    """The statement that rounded to 1 what was below it, by the program's text."""
+    name = _name_at(step)
+    if step.source is None or not is_near_one_before(step.source, name, FORMATS[dtype].eps / 4):
+        return None
+    return rounding_behind(step.source, name, dtype)
 
 
 def _is_near_one(around: Surroundings, value: int) -> bool:
@@ -73,13 +131,22 @@ def _is_near_one(around: Surroundings, value: int) -> bool:
 
 def _name_at(step: Step) -> str:
     """``self.decay`` of ``1 - self.decay ** steps``; "" where the line does not tell."""
+    if plain(step.kind) in _OF_ONE:
+        return variable_in(written_operand(step))
     statement = None if step.source is None else statement_node(step.source)
     found = set()
     for node in ast.walk(statement) if statement is not None else ():
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
             rest = node.right
-            while isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Pow):
-                rest = rest.left
+            while not isinstance(rest, (ast.Name, ast.Attribute)):
+                if isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Pow):
+                    rest = rest.left
+                elif isinstance(rest, ast.Subscript):
+                    rest = rest.value
+                elif isinstance(rest, ast.Call) and isinstance(rest.func, ast.Attribute):
+                    rest = rest.func.value
+                else:
+                    break
             found.add(ast.unparse(rest))
     name = found.pop() if len(found) == 1 else ""
     return name if name.replace(".", "_").isidentifier() else ""

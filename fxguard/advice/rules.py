@@ -27,7 +27,6 @@ from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.root_of_difference import words_of_difference
-from fxguard.advice.rounded_to_one import words_of_rounded
 from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
 from fxguard.graph.poles import (
     DEFAULT_EPS,
@@ -238,10 +237,6 @@ RULES = (
          GREW + ": {c.dtype}'s maximum is {c.limit:.3g}", Case.is_wide,
          last=True),
     # Divisors that are 0, and the eps that should have prevented that.
-    Rule("zero divisor, underflow, rounding", _DIVISIONS, "advice",
-         "keep {number} in float32, or as a number of Python: {half} holds nothing between {below} "
-         "and 1, so it is 1, and {made} makes 0 of it",
-         lambda c: bool(words_of_rounded(c)), alone=True, words=words_of_rounded),
     Rule("zero divisor, underflow", _DIVISIONS, "advice",
          "bound the divisor of this Newton step, {divisor}.clamp(min=1e-6) if it is positive, or "
          "leave `{name}` as it is where the divisor is 0{why}",
