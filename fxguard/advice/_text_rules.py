@@ -8,7 +8,12 @@ from __future__ import annotations
 from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.lost_bounds import words_of_bound
 from fxguard.advice.rounded_to_one import words_of_equal, words_of_rounded
-from fxguard.advice.told_by_text import words_of_dimension, words_of_overwritten, words_of_update
+from fxguard.advice.told_by_text import (
+    words_of_dimension,
+    words_of_overwritten,
+    words_of_own_limit,
+    words_of_update,
+)
 
 __all__ = ["TEXT_RULES"]
 
@@ -30,6 +35,8 @@ TEXT_RULES = (
          "take the difference in {made} in float32, before {rounding} rounds: {half} holds "
          "numbers up to {largest} in steps of {steps}, and neighbours become equal",
          lambda c: bool(words_of_equal(c)), alone=True, words=words_of_equal),
+    Rule("zero divisor, domain, underflow", names_in("div"), "advice", "{repair}",
+         lambda c: bool(words_of_own_limit(c)), words=words_of_own_limit, alone=True),
     Rule("zero divisor", names_in("div log log10 log2 reciprocal rsqrt sqrt"), "advice",
          "compute `{name}` ({place}){made} before `{target}` is set to `{value}` ({written}): "
          "after that the difference is 0", lambda c: bool(words_of_overwritten(c)),

@@ -275,7 +275,7 @@ def _fixes(
     nothing: tuple[Fix, ...] = ()
     if seen.inside is not None:
         evidence = seen.inside.evidence
-        around = Surroundings.of_nothing(evidence.kind, evidence.dtype)
+        around = Surroundings.of_nothing(evidence.kind, evidence.dtype, seen.inside.source)
         fixes = or_else(nothing, fixes_for, cause, evidence, around)
         of_turns = fix_of_turns(seen.inside.source) if cause == "overflow" else None
         return fixes if of_turns is None else (of_turns, *fixes)[:MOST_FIXES]

@@ -492,6 +492,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
     "take {instead} for {constant}",
+    "{repair}",
     "keep {number} in float32",
     "take the difference in {made} in float32",
     "begin inside the support",
