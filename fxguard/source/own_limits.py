@@ -106,11 +106,9 @@ def _is_at(statement: ast.stmt, source: Source) -> bool:
 
 def _forward_of(backward: ast.AST, tree: ast.Module) -> ast.FunctionDef | None:
     """The forward of the class that has a backward."""
-    for node in ast.walk(tree):
-        methods = [x for x in getattr(node, "body", []) if isinstance(x, ast.FunctionDef)]
-        is_class = isinstance(node, ast.ClassDef)
-        around = [x for x in methods if x.name == "backward" and _is_same(x, backward)]
-        if is_class and around:
+    for node in (x for x in ast.walk(tree) if isinstance(x, ast.ClassDef)):
+        methods = [x for x in node.body if isinstance(x, ast.FunctionDef)]
+        if any(x.name == "backward" and _is_same(x, backward) for x in methods):
             return next((x for x in methods if x.name == "forward"), None)
     return None
 
