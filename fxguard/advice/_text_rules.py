@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 from fxguard.advice._rule import Rule, names_in
+from fxguard.advice.long_steps import words_of_boundary, words_of_cut, words_of_long_step
 from fxguard.advice.lost_bounds import words_of_bound
 from fxguard.advice.rounded_to_one import words_of_equal, words_of_rounded
 from fxguard.advice.told_by_text import (
@@ -49,4 +50,15 @@ TEXT_RULES = (
          "bound what each multiplicative update makes, by clamp(min=1e-12){others}: what has "
          "become 0 in `{name}` or its factor stays 0, and makes this divisor 0",
          lambda c: bool(words_of_update(c)), words=words_of_update, alone=True),
+    Rule(_LOST, names_in("div log log10 log2 pow reciprocal rsqrt sqrt"), "advice",
+         "take 0.99 of {ratio}: {step} goes the whole way to the boundary, where an element of "
+         "{name} is 0 ({place})",
+         lambda c: bool(words_of_boundary(c)), words=words_of_boundary, alone=True),
+    Rule("domain", names_in("log log10 log1p log2 pow rsqrt sqrt xlogy"), "advice", "{repair}",
+         lambda c: bool(words_of_long_step(c)), words=words_of_long_step, alone=True),
+    Rule(_LOST, names_in("div log log10 log2 reciprocal rsqrt"), "advice",
+         "keep {name} above 0 in this update, by clamp(min=1e-6) in place of {cut}: where it is 0, "
+         "it has no reciprocal and no logarithm",
+         lambda c: bool(words_of_cut(c)) and not words_of_boundary(c), words=words_of_cut,
+         alone=True),
 )  # fmt: skip

@@ -109,7 +109,14 @@ class Flows:
             depth: from one statement back to the next.
         """
         last = self._at(end.line)
-        todo, seen = [] if last is None else self._read_by(last, name), set[str]()
+        yield from self._behind([] if last is None else self._read_by(last, name), depth)
+
+    def behind_expression(self, node: ast.expr, depth: int = 3) -> Iterator[ast.expr]:
+        """The same of an expression of the file."""
+        yield from self._behind(self._read(node), depth)
+
+    def _behind(self, todo: list[str], depth: int) -> Iterator[ast.expr]:
+        seen = set[str]()
         for _ in range(depth):
             values = [x for key in todo if key not in seen for x in self._values.get(key, ())]
             seen.update(todo)
