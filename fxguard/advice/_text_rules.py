@@ -15,6 +15,7 @@ from fxguard.advice.told_by_text import (
     words_of_own_limit,
     words_of_update,
 )
+from fxguard.advice.whole_function import words_of_function
 
 __all__ = ["TEXT_RULES"]
 
@@ -61,4 +62,8 @@ TEXT_RULES = (
          "it has no reciprocal and no logarithm",
          lambda c: bool(words_of_cut(c)) and not words_of_boundary(c), words=words_of_cut,
          alone=True),
+    Rule("overflow", None, "advice",
+         "compute all of {name} in float32, with .float() of what it is given{outside}: beside "
+         "this, {others} overflows",
+         lambda c: bool(words_of_function(c)), words=words_of_function),
 )  # fmt: skip

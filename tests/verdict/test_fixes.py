@@ -493,6 +493,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 OF_PROGRAMS = (
     "take {instead} for {constant}",
     "{repair}",
+    "compute all of {name} in float32",
     "take 0.99 of {ratio}",
     "keep {name} above 0 in this update",
     "keep {number} in float32",
