@@ -136,9 +136,10 @@ class Session:
         guards = self.outermost.guards
         traces = [guard.trace_path for guard in guards if guard.trace_path is not None]
         histories = {guard.history_folder: None for guard in guards}
+        first = os.environ.get("RANK", "0") == "0"  # ranks write into the same folder
         return [
             *(f"for a page of the whole batch: fxguard report {path}" for path in traces),
-            *(f"for the whole run: fxguard history {path}" for path in histories if path),
+            *(f"for the whole run: fxguard history {path}" for path in histories if path and first),
         ]
 
     def _last_word(self) -> None:

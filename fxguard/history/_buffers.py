@@ -7,7 +7,7 @@ from torch.nn import Module
 
 from fxguard.history._norms import norms
 from fxguard.history._open_step import OpenStep
-from fxguard.history._sample import is_plain, sample_of
+from fxguard.history._sample import are_alike, part_here, sample_of
 from fxguard.history._series import BUFFER
 from fxguard.measure.at_hand import own_arithmetic
 
@@ -24,10 +24,11 @@ class Buffers:
 
     def __init__(self, step: OpenStep, model: Module) -> None:
         self.step = step
-        held = [(name, x) for name, x in model.named_buffers() if is_plain(x)]
-        self._names = [name for name, x in held if x.is_floating_point() and x.numel()]
+        held = [(name, part_here(x)) for name, x in model.named_buffers()]
+        found = [(name, x) for name, x in held if x is not None and x.is_floating_point()]
+        self._names = [name for name, _ in found]
         with own_arithmetic():
-            self._copies = tuple([sample_of(model.get_buffer(x)).clone() for x in self._names])
+            self._copies = tuple([sample_of(x).clone() for _, x in found])
         self._drifts = [step.series("drift", name, detail=BUFFER) for name in self._names]
         self._sizes = [step.series("weight", name, detail=BUFFER) for name in self._names]
 
@@ -46,14 +47,10 @@ class Buffers:
     def _samples(self, model: Module) -> tuple[Tensor, ...] | None:
         """None if they are others now."""
         try:
-            found = [model.get_buffer(name) for name in self._names]
+            found = [part_here(model.get_buffer(name)) for name in self._names]
         except AttributeError:
             return None
-        if not all(map(is_plain, found)):
+        samples = tuple([sample_of(x) for x in found if x is not None])
+        if len(samples) < len(found) or not all(map(are_alike, samples, self._copies)):
             return None
-        samples = tuple([sample_of(x) for x in found])
-        pairs = zip(samples, self._copies, strict=True)
-        same = all(
-            x.shape == y.shape and x.dtype == y.dtype and x.device == y.device for x, y in pairs
-        )
-        return samples if same else None
+        return samples

@@ -1,7 +1,6 @@
 """What is known about the series and the runs of a history, beside their numbers: ``meta.json``.
 
-Each rank writes its own: rank 0 ``meta.json``, rank 1 ``meta-rank1.json``. And the events, one JSON
-line each in ``events-rank0.jsonl``, where they are written as they happen.
+Each rank writes its own: rank 0 ``meta.json``, rank 1 ``meta-rank1.json``.
 """
 
 from __future__ import annotations
@@ -19,23 +18,19 @@ from fxguard.errors import UsageError
 from fxguard.history._files import meta_name, replace
 from fxguard.history._series import Series
 from fxguard.history._stream import SCHEMA, series_of
-from fxguard.report.event import CAUSES, Event
 from fxguard.report.frames_json import of_type
 from fxguard.report.strict_json import strict_json
 
 __all__ = [
     "Meta",
     "RunOfRank",
-    "add_event",
     "metas_of",
     "plain",
-    "read_events",
     "read_meta",
     "update_meta",
 ]
 
 NAME = re.compile(r"meta(-rank\d+)?\.json")
-EVENTS = re.compile(r"events-rank(\d+)\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,61 +115,3 @@ def _run_of(data: Any) -> RunOfRank:
     numbers = {key: of_type(data[key], int) for key in ("run", "rank", "first_step")}
     began = float(of_type(data["began"], int, float))
     return RunOfRank(**numbers, began=began, about=of_type(data["about"], dict))
-
-
-def add_event(folder: Path, run: int, rank: int, event: Event) -> None:
-    """Write an event so that it outlives a crash of the machine.
-
-    Raises:
-        OSError: when it cannot be written.
-    """
-    path = folder / f"events-rank{rank}.jsonl"
-    line = strict_json({"run": run, "rank": rank, **event.to_dict()}) + "\n"
-    with path.open("a+b") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":  # a crash has cut off the line before
-                line = f"\n{line}"
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_events(folder: Path) -> list[Event]:
-    """The events of all ranks, in order of their steps, each once.
-
-    An event that was written again, of the same step, about the same, replaces the earlier one.
-
-    Raises:
-        OSError: when a file cannot be read.
-    """
-    found: dict[tuple[int, str, str], Event] = {}
-    ranks = sorted(int(match[1]) for match in map(EVENTS.fullmatch, os.listdir(folder)) if match)
-    for rank in ranks:
-        of_rank: dict[tuple[int, str, str], Event] = {}
-        for line in (folder / f"events-rank{rank}.jsonl").read_bytes().splitlines():
-            if event := _event_of(line):
-                of_rank[event.step, event.cause, event.what] = event
-        found = {**of_rank, **found}
-    return sorted(found.values(), key=lambda event: event.step)
-
-
-def _event_of(line: bytes) -> Event | None:
-    """The event of a line; None if a crash has cut the line off."""
-    try:
-        data = of_type(json.loads(line), dict)
-        return Event(
-            of_type(data["step"], int),
-            next((cause for cause in CAUSES if cause == data["cause"]), "unknown"),
-            of_type(data["what"], str),
-            of_type(data.get("source", ""), str),
-            of_type(data.get("lead", 0), int),
-            _sentences(data.get("evidence", [])),
-            _sentences(data.get("tried", [])),
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _sentences(data: Any) -> tuple[str, ...]:
-    return tuple(of_type(each, str) for each in of_type(data, list))

@@ -7,18 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LARGE", "is_plain", "sample_of"]
+from fxguard.measure.at_hand import has_memory
+from fxguard.measure.traceable import inside
+
+__all__ = ["LARGE", "are_alike", "part_here", "sample_of"]
 
 LARGE = 2**16  # elements: of a larger tensor, so many are copied and compared
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is a dense tensor of torch's own type, with memory."""
-    return type(value) in PLAIN and value.layout is torch.strided and not value.is_meta
+def part_here(value: Any) -> Tensor | None:
+    """What this process holds of a tensor: a dense one with elements; None if there is none.
+
+    Of a DTensor, that is its shard: nothing waits for other ranks.
+    """
+    if type(value) in PLAIN:
+        is_dense = value.layout is torch.strided and not value.is_meta
+        return value if is_dense and value.numel() and has_memory(value) else None
+    parts = inside(value) if isinstance(value, Tensor) else []
+    return part_here(parts[0]) if len(parts) == 1 else None
 
 
 def sample_of(x: Tensor) -> Tensor:
     """All elements, or as many as are compared of a large tensor, evenly spread."""
     x = x.detach()
     return x if x.numel() <= LARGE else x.reshape(-1)[:: -(-x.numel() // LARGE)]
+
+
+def are_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether the elements of two tensors can be compared one by one."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,15 @@ from typing import Any
 from fxguard.errors import UsageError
 from fxguard.history._lines import lines_of_event, lines_of_series, summary
 from fxguard.history._series import Series
-from fxguard.history._telling import telling
+from fxguard.history._telling import Glimpse, telling
 from fxguard.history.track import Track
 from fxguard.report.display import Display, Displayed
 from fxguard.report.event import Event
 from fxguard.report.strict_json import recorded, strict_json
 
 __all__ = ["ShownHistory"]
+
+MOST = 3  # steps at which a run was resumed that are named
 
 
 class ShownHistory(Displayed):
@@ -29,10 +31,24 @@ class ShownHistory(Displayed):
     events: tuple[Event, ...]
     ranks: tuple[int, ...]
     about: Mapping[int, Mapping[str, Any]]
+    resumed: tuple[int, ...]
 
     def get(self, name: str, rank: int | None = None) -> Track:
         """One series over all steps."""
         raise NotImplementedError
+
+    @property
+    def whose(self) -> list[str]:
+        """How many ranks and runs it is of, as far as there are several."""
+        ranks, resumed = len(self.ranks), [*map(str, self.resumed)]
+        if len(resumed) > MOST:
+            resumed = [*resumed[:MOST], f"{len(resumed) - MOST} more"]
+        *first, last = resumed or [""]
+        steps = f"{', '.join(first)} and {last}" if first else last
+        return [
+            *([f"{ranks} ranks"] if ranks > 1 else []),
+            *([f"resumed at step{'s' * bool(first)} {steps}"] if resumed else []),
+        ]
 
     @property
     def verdict(self) -> list[str]:
@@ -46,28 +62,37 @@ class ShownHistory(Displayed):
         lines = [f"{len(self.events)} events {where}; the first at step {first.step}"]
         return [*lines, *(line for event in self.events for line in event.verdict)]
 
-    def lines(self) -> list[str]:
-        """What happened, and the few series that tell each event as sparklines."""
+    def lines(self, rank: int | None = None) -> list[str]:
+        """What happened, and the few series that tell each event as sparklines.
+
+        Args:
+            rank: whose series; those of a rank that saw the event if this is None.
+
+        Raises:
+            FxguardError: when there is no such rank, or when a file is damaged.
+        """
+        whose = [", ".join(self.whose)] if self.whose else []
         if not self.events:
             losses = [one.name for one in self.described.values() if one.kind == "loss"]
-            return [*self.verdict, *(lines_of_series([*map(self.get, losses)]) if losses else ())]
-        tracks = self._tracks()
-        told = [lines_of_event(event, telling(event, tracks)) for event in self.events]
+            tracks = [self.get(name, rank) for name in losses]
+            return [*self.verdict, *(lines_of_series(tracks) if tracks else ()), *whose]
+        told = [lines_of_event(event, found) for event, found in self._telling(rank)]
         if len(told) > 1:
             told = [["", *lines] for lines in told]
         heading = self.verdict[:1] if len(told) > 1 else []
-        return [*heading, *(line for lines in told for line in lines)]
+        return [*heading, *(line for lines in told for line in lines), *whose]
 
-    def lines_of(self, glob: str) -> list[str]:
+    def lines_of(self, glob: str, rank: int | None = None) -> list[str]:
         """Series whose names match, as sparklines of all steps.
 
         Args:
             glob: of names; ``*`` stands for anything, also in the middle of it.
+            rank: whose; of each series the first one that has it if this is None.
 
         Raises:
-            FxguardError: when no name matches.
+            FxguardError: when no name matches, or when there is no such rank.
         """
-        return lines_of_series([self.get(name) for name in self._matching(glob)])
+        return lines_of_series([self.get(name, rank) for name in self._matching(glob)])
 
     def _matching(self, glob: str) -> list[str]:
         order = sorted(self.described.values(), key=lambda one: one.order)
@@ -78,19 +103,26 @@ class ShownHistory(Displayed):
             raise UsageError(f"{self.folder} has no series that matches {glob!r}")
         return found
 
-    def _tracks(self) -> list[Track]:
-        return [self.get(name) for name in self.described]
+    def _telling(self, rank: int | None) -> Iterator[tuple[Event, list[Glimpse]]]:
+        """Events and the series that tell them, of a rank that saw it if nobody asked for one."""
+        known: dict[int | None, list[Track]] = {}
+        for event in self.events:
+            whose = event.ranks[0] if rank is None and event.ranks else rank
+            if whose not in known:
+                known[whose] = [self.get(name, whose) for name in self.described]
+            yield event, telling(event, known[whose])
 
-    def to_dict(self, series: str | None = None) -> dict[str, Any]:
+    def to_dict(self, series: str | None = None, rank: int | None = None) -> dict[str, Any]:
         """The events and the series that tell them, as plain data.
 
         Args:
             series: a glob of names: first, median and last number of each such series as well.
+            rank: whose series, see :meth:`lines`.
 
         Raises:
-            FxguardError: when no name matches, or when a file is damaged.
+            FxguardError: when no name matches, when there is no such rank, or when a file is
+                damaged.
         """
-        tracks = self._tracks() if self.events else []
         data = {
             "folder": str(self.folder),
             "first_step": self.steps[0] if self.steps else None,
@@ -98,13 +130,14 @@ class ShownHistory(Displayed):
             "series_count": len(self.described),
             "ranks": list(self.ranks),
             "runs": list(self.about),
+            "resumed": list(self.resumed),
             "verdict": self.verdict,
             "events": [
-                {**event.to_dict(), "series": [each.to_dict() for each in telling(event, tracks)]}
-                for event in self.events
+                {**event.to_dict(), "series": [each.to_dict() for each in found]}
+                for event, found in self._telling(rank)
             ],
             "series": [
-                _described(self.get(name))
+                _described(self.get(name, rank))
                 for name in (self._matching(series) if series is not None else ())
             ],
         }

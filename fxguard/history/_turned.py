@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fxguard.history._norms import Number, norms
 from fxguard.history._open_step import OpenStep
-from fxguard.history._sample import is_plain, sample_of
+from fxguard.history._sample import are_alike, sample_of
 
 __all__ = ["Turned"]
 
@@ -36,27 +36,26 @@ class Turned:
         ]
         self._made: dict[int, Tensor] = {}  # by position: as the backward made it
 
-    def backward_ended(self, weights: Sequence[Tensor]) -> None:
-        """Copy samples of the gradients."""
-        for at, weight in enumerate(weights):
-            gradient = weight.grad
-            if gradient is None or not is_plain(gradient):
+    def backward_ended(self, gradients: Sequence[Tensor | None]) -> None:
+        """Copy samples of the gradients, as far as there are any."""
+        for at, gradient in enumerate(gradients):
+            if gradient is None:
                 self._made.pop(at, None)
                 continue
             sample, made = sample_of(gradient), self._made.get(at)
-            if made is None or made.shape != sample.shape or made.dtype != sample.dtype:
+            if made is None or not are_alike(sample, made):
                 self._made[at] = sample.clone()
             else:
                 made.copy_(sample)
 
-    def note(self, weights: Sequence[Tensor]) -> None:
+    def note(self, gradients: Sequence[Tensor | None]) -> None:
         """Note by how much each gradient is turned now: 1 less its cosine with the copy."""
         pairs = [
             (at, sample_of(gradient), self._made[at])
-            for at, weight in enumerate(weights)
-            if at in self._made and (gradient := weight.grad) is not None and is_plain(gradient)
+            for at, gradient in enumerate(gradients)
+            if at in self._made and gradient is not None
         ]
-        pairs = [(at, now, made) for at, now, made in pairs if now.shape == made.shape]
+        pairs = [(at, now, made) for at, now, made in pairs if are_alike(now, made)]
         if not pairs:
             return
         now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from fxguard.history._norms import largest, norms
 from fxguard.history._open_step import OpenStep
-from fxguard.history._sample import LARGE, is_plain, sample_of
+from fxguard.history._sample import LARGE, are_alike, part_here, sample_of
 from fxguard.history._turned import Turned
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.steps.optimizer_step import settings_of
@@ -34,12 +34,16 @@ class _Held:
 
 
 class WeightsOfOptimizer:
-    """The weights of a model that one optimizer steps.
+    """The weights of a model that one optimizer steps: of a shared one, what this rank holds.
 
     Args:
         step: the step that runs.
         optimizer: looked at, and not kept.
         names: of the model's weights, by their ids.
+
+    Attributes:
+        is_of_model: whether the optimizer steps a weight of the model, one that is not measured,
+            too.
     """
 
     def __init__(self, step: OpenStep, optimizer: Optimizer, names: Mapping[int, str]) -> None:
@@ -47,12 +51,13 @@ class WeightsOfOptimizer:
         self.title = f"{type(optimizer).__name__}'s step"
         self.count = _count(optimizer)
         self._steps = 0
-        self._held = list(self._held_by(optimizer, names))
+        stepped = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self.is_of_model = any(id(weight) in names for weight in stepped)
+        with own_arithmetic():
+            self._held = list(self._held_by(stepped, names))
         self._turned = Turned(step, [x.name for x in self._held])
-        self._has_large = any(x.weight.numel() > LARGE for x in self._held)
-
-    def __bool__(self) -> bool:
-        return bool(self._held)
+        parts = [part_here(x.weight) for x in self._held]
+        self._has_large = any(x is not None and x.numel() > LARGE for x in parts)
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer still has as many weights."""
@@ -61,21 +66,23 @@ class WeightsOfOptimizer:
     def backward_ended(self) -> None:
         """Keep what a backward has made."""
         with own_arithmetic():
-            self._turned.backward_ended([x.weight for x in self._held])
+            self._turned.backward_ended(self._gradients())
 
     def before(self) -> None:
         """Note gradients and weights as the step reads them, and what else has written weights."""
         with own_arithmetic():
-            stepped = [x for x in self._held if is_plain(x.weight.grad)]
-            gradients = tuple([x.weight.grad for x in stepped if x.weight.grad is not None])
-            self.step.note_all([x.gradient for x in stepped], norms(gradients))
-            self._turned.note([x.weight for x in self._held])
-            samples, copies = self._samples(), tuple([x.copy for x in self._held])
-            drifts, of_samples = norms(samples, copies), norms(samples)
-            self.step.note_all([x.drift for x in self._held], drifts, of_samples)
+            gradients = self._gradients()
+            pairs = zip(self._held, gradients, strict=True)
+            series = [x.gradient for x, gradient in pairs if gradient is not None]
+            self.step.note_all(series, norms(tuple([x for x in gradients if x is not None])))
+            self._turned.note(gradients)
+            held, parts = self._parts()
+            samples = tuple([sample_of(x) for x in parts])
+            drifts, of_samples = norms(samples, _copies(held)), norms(samples)
+            self.step.note_all([x.drift for x in held], drifts, of_samples)
             if self._has_large and self._steps % FULL == 0:
-                of_samples = norms(tuple([x.weight.detach() for x in self._held]))
-            self.step.note_all([x.norm for x in self._held], of_samples)
+                of_samples = norms(tuple([x.detach() for x in parts]))
+            self.step.note_all([x.norm for x in held], of_samples)
 
     def after(self, optimizer: Optimizer) -> None:
         """Note what the step changed, and what it went by.
@@ -85,31 +92,42 @@ class WeightsOfOptimizer:
         """
         self._steps += 1
         with own_arithmetic():
-            samples, copies = self._samples(), tuple([x.copy for x in self._held])
-            changes = norms(samples, copies)
-            self.step.note_all([x.step for x in self._held], changes, norms(samples))
+            held, parts = self._parts()
+            samples = tuple([sample_of(x) for x in parts])
+            changes = norms(samples, _copies(held))
+            self.step.note_all([x.step for x in held], changes, norms(samples))
             self._note_settings(optimizer)
             self._note_states(optimizer)
 
-    def _samples(self) -> tuple[Tensor, ...]:
-        return tuple([sample_of(x.weight) for x in self._held])
+    def _gradients(self) -> list[Tensor | None]:
+        return [part_here(x.weight.grad) for x in self._held]
 
-    def _held_by(self, optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[_Held]:
-        found = [
-            (names[id(weight)], weight)
-            for group in optimizer.param_groups
-            for weight in group["params"]
-            if id(weight) in names and is_plain(weight)
-        ]
+    def _parts(self) -> tuple[list[_Held], list[Tensor]]:
+        """The weights that can be compared with their copies; others begin anew."""
+        held, parts = [], []
+        for x in self._held:
+            part = part_here(x.weight)
+            if part is None:
+                continue
+            sample = sample_of(part)
+            if are_alike(sample, x.copy):
+                held.append(x)
+                parts.append(part)
+            else:
+                x.copy = sample.clone()
+        return held, parts
+
+    def _held_by(self, stepped: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[_Held]:
+        known = [(names[id(weight)], weight) for weight in stepped if id(weight) in names]
+        parts = [(name, weight, part_here(weight)) for name, weight in known]
+        found = [(name, weight, part) for name, weight, part in parts if part is not None]
         series = self.step.series
-        for at, (name, weight) in enumerate(found):
-            with own_arithmetic():
-                copied = sample_of(weight).clone()
+        for at, (name, weight, part) in enumerate(found):
             # A backward makes the gradients of the last weights first.
             gradient = series("gradient", name, order=len(found) - at)
             drift, norm = series("drift", name, order=2 * at), series("weight", name, order=2 * at)
             change = series("step", name, order=at)
-            yield _Held(name, weight, copied, gradient, norm, drift, change)
+            yield _Held(name, weight, sample_of(part).clone(), gradient, norm, drift, change)
 
     def _note_settings(self, optimizer: Optimizer) -> None:
         for at, group in enumerate(optimizer.param_groups):
@@ -124,11 +142,16 @@ class WeightsOfOptimizer:
         found: dict[str, list[Tensor]] = {}
         for held in self._held:
             for key, value in optimizer.state.get(held.weight, {}).items():
-                if is_plain(value) and value.dim() and value.is_floating_point():
-                    found.setdefault(key, []).append(sample_of(value))
+                part = part_here(value)
+                if part is not None and part.dim() and part.is_floating_point():
+                    found.setdefault(key, []).append(sample_of(part))
         for key, values in found.items():
             series = self.step.series("state", f"{key} of {self.title}")
             self.step.note_all([series] * len(values), largest(values))
+
+
+def _copies(held: Sequence[_Held]) -> tuple[Tensor, ...]:
+    return tuple([x.copy for x in held])
 
 
 def _count(optimizer: Optimizer) -> int:

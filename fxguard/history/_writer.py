@@ -16,8 +16,8 @@ from fxguard.forgiving import theirs
 from fxguard.history import _stream
 from fxguard.history._begin import begin
 from fxguard.history._closing import Closing
+from fxguard.history._events import add_event
 from fxguard.history._files import Stretch
-from fxguard.history._meta import add_event
 from fxguard.history._open_stretch import OpenStretch
 from fxguard.history._series import Row, Series
 from fxguard.history.needed import need_pyarrow

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fxguard.errors import UsageError
+from fxguard.history._events import read_events
 from fxguard.history._files import listed
-from fxguard.history._meta import metas_of, read_events, read_meta
+from fxguard.history._meta import metas_of, read_meta
+from fxguard.history._of_ranks import seen_by_ranks
 from fxguard.history._series import Series
 from fxguard.history._shown import ShownHistory
 from fxguard.history._stream import glance
@@ -74,9 +76,21 @@ def _load(folder: Path) -> History:
             ends += [] if last is None else [last]
     first = min((each.first for each in found), default=0)
     steps = range(first, max(ends, default=first - 1) + 1)
-    about = dict(sorted(abouts.items()))
+    first_of_runs: dict[int, int] = {}
+    for each in found:
+        first_of_runs[each.run] = min(each.first, first_of_runs.get(each.run, each.first))
+
+    def ranks_at(step: int) -> set[int]:
+        return {x.rank for x in found if x.first <= step and (x.last is None or step <= x.last)}
+
     return History(
-        folder, steps, described, tuple(read_events(folder)), tuple(sorted(ranks)), about
+        folder,
+        steps,
+        described,
+        tuple(seen.event for seen in seen_by_ranks(read_events(folder), ranks_at)),
+        tuple(sorted(ranks)),
+        dict(sorted(abouts.items())),
+        tuple(x for x in sorted(first_of_runs.values()) if first < x < steps.stop),
     )
 
 
@@ -90,6 +104,7 @@ class History(ShownHistory):
         events: what happened, in order of the steps.
         ranks: the processes that have written to it.
         about: its runs by their numbers, and what is known about each.
+        resumed: the first step of each run but the first.
     """
 
     def __init__(
@@ -100,9 +115,10 @@ class History(ShownHistory):
         events: tuple[Event, ...],
         ranks: tuple[int, ...],
         about: Mapping[int, Mapping[str, Any]],
+        resumed: tuple[int, ...],
     ) -> None:
         self.folder, self.steps, self.described = folder, steps, described
-        self.events, self.ranks, self.about = events, ranks, about
+        self.events, self.ranks, self.about, self.resumed = events, ranks, about, resumed
         self._numbers: dict[int, Numbers] = {}
 
     @property
@@ -161,22 +177,12 @@ class History(ShownHistory):
 
     def __str__(self) -> str:
         steps = f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no steps"
-        parts = [steps, f"{len(self.series)} series"]
-        parts += [f"{len(self.ranks)} ranks"] if len(self.ranks) > 1 else []
-        parts += [f"{len(self.runs)} runs"] if len(self.runs) > 1 else []
+        parts = [steps, f"{len(self.series)} series", *self.whose]
         count = len(self.events)
         parts.append("no events" if not count else f"{count} event{'s' * (count > 1)}")
-        return "\n".join([", ".join(parts), *map(_line, self.events)])
+        return "\n".join([", ".join(parts), *(event.headline for event in self.events)])
 
     __repr__ = __str__  # what an interactive session shows
-
-
-def _line(event: Event) -> str:
-    source = f" ({event.source})" if event.source else ""
-    lead = (
-        f", {event.lead} step{'s' * (event.lead > 1)} before the loss moved" if event.lead else ""
-    )
-    return f"step {event.step}: {event.cause}: {event.what}{source}{lead}"
 
 
 def _again_if_replaced(read: Callable[[], T]) -> T:

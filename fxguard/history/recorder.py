@@ -26,13 +26,13 @@ from fxguard.history._buffers import Buffers
 from fxguard.history._data import note_data, note_inputs, targets_of
 from fxguard.history._judge import Judge
 from fxguard.history._losses import Losses
+from fxguard.history._news import News
 from fxguard.history._open_step import OpenStep
 from fxguard.history._operations import Operations, named_line
 from fxguard.history._series import Series
 from fxguard.history._weights import WeightsOfOptimizer
 from fxguard.history._writer import Writer, need_pyarrow
 from fxguard.ranks import agreement
-from fxguard.report import terminal
 from fxguard.report.event import Event
 from fxguard.source.lines import Place
 from fxguard.steps.step_hooks import StepHooks
@@ -59,6 +59,8 @@ class Histories(Listener):
         super().__init__(recorder)
         need_pyarrow()
         self.writer: Writer | None = None  # None before the first step has ended
+        self._news: News  # likewise
+        self._rank = (0, 1)  # and how many ranks there are
         self.judge = Judge()
         self._series: list[Series] = []
         self.step = OpenStep(self._register)
@@ -69,6 +71,7 @@ class Histories(Listener):
         self._buffers: Buffers | None = None  # None before the first call
         self._arguments: list[str] | None = None  # names of the model's positional ones
         self._calls = 0  # with gradients since the last step
+        self._has_run = False  # with gradients: parts of a model that run inside it never do
         self._has_stepped = False  # since the row began
         self._has_optimizer: bool | None = None  # None while that is not known
         self.number = 0  # of the step that runs
@@ -89,7 +92,10 @@ class Histories(Listener):
             if self._buffers is None:
                 self._buffers = Buffers(self.step, model)
             self._buffers.note(model)
+        if not self._has_run:
+            self._rank = agreement.rank_and_count()  # a script may destroy the group before its end
         self._calls += self._counts
+        self._has_run |= self._counts
 
     def read(self, finished: Finished, error: Exception | None) -> Finished:
         """Note what the model was given, and what its operations have made."""
@@ -120,6 +126,7 @@ class Histories(Listener):
         if self._is_over:
             self._close()
         if self.writer is not None:
+            self._news.close()
             self.writer.close()
 
     @property
@@ -141,9 +148,9 @@ class Histories(Listener):
     def _opened(self) -> Writer:
         """The files, which begin with the first step: many models of a script are never trained."""
         if self.writer is None:
-            self.writer = Writer(
-                _folder_of(self), rank=agreement.current_rank() or 0, about=_about(self)
-            )
+            rank, count = self._rank
+            self.writer = Writer(_folder_of(self), rank=rank, about=_about(self))
+            self._news = News(self.writer.folder, rank, count)
             self.number = self.writer.next_step
             for series in self._series:
                 self.writer.register(series)
@@ -159,9 +166,10 @@ class Histories(Listener):
         self.number += 1
         self._calls, self._has_stepped = 0, False
         writer.add(row)
-        for event in map(self._named, self.judge.seen(row)):
+        events = [*map(self._named, self.judge.seen(row))]
+        for event in events:
             writer.event(event)
-            terminal.write("\n".join(f"fxguard: {line}" for line in event.verdict), sys.stderr)
+        self._news.tell(events)
 
     def _named(self, event: Event) -> Event:
         """An event of a graph that was captured anew, with the operation that has changed."""
@@ -192,22 +200,25 @@ class Histories(Listener):
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         weights = self._weights_of(optimizer)
-        if weights:
+        if weights is not None:
             weights.before()
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         weights = self._weights_of(optimizer)
-        if weights:
+        if weights is not None:
             weights.after(optimizer)
             self._has_stepped = self._has_optimizer = True
 
-    def _weights_of(self, optimizer: Optimizer) -> WeightsOfOptimizer:
+    def _weights_of(self, optimizer: Optimizer) -> WeightsOfOptimizer | None:
+        """The weights of the model that an optimizer steps; None for none, as in a mere part."""
+        if not self._has_run:
+            return None
         found = self._optimizers.get(optimizer)
         if found is None or not found.is_of(optimizer):
             model = self.recorder.model
             names = {} if model is None else {id(x): name for name, x in model.named_parameters()}
             found = self._optimizers[optimizer] = WeightsOfOptimizer(self.step, optimizer, names)
-        return found
+        return found if found.is_of_model else None
 
 
 def _folder_of(history: Histories) -> Path:

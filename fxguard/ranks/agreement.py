@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from fxguard.forgiving import where_theirs_may_raise
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["agree", "current_rank", "first_of", "is_first_to_tell", "told_by"]
+__all__ = ["agree", "current_rank", "first_of", "is_first_to_tell", "rank_and_count", "told_by"]
 
 
 def current_rank() -> int | None:
@@ -21,6 +22,18 @@ def current_rank() -> int | None:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank()
     return None
+
+
+def rank_and_count() -> tuple[int, int]:
+    """The rank of this process and how many there are, also if it was started as one of several."""
+    rank = current_rank()
+    if rank is not None:
+        return rank, distributed.get_world_size()
+    try:
+        rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+    return (rank, count) if 0 <= rank < count else (0, 1)
 
 
 def is_first_to_tell(what: str) -> bool:

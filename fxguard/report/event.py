@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fxguard.report.in_words import ranks_in_words
 from fxguard.report.strict_json import plain_data
 
 __all__ = ["CAUSES", "Cause", "Event"]
@@ -45,6 +46,7 @@ class Event:
     lead: int = 0  # steps before the loss moved
     evidence: tuple[str, ...] = ()  # sentences with numbers
     tried: tuple[str, ...] = ()  # reruns, and what they gave; or why none was made
+    ranks: tuple[int, ...] = ()  # the processes that saw it; () if all did
 
     def __str__(self) -> str:
         return self.headline
@@ -58,7 +60,8 @@ class Event:
             'step 300: blocks.2.norm.weight was written by something else than the optimizer'
         """
         where = f" ({self.source})" if self.source else ""
-        line = f"step {self.step}: {WORDS[self.cause].format(self.what + where)}"
+        ranks = f" on {ranks_in_words(self.ranks)}" if self.ranks else ""
+        line = f"step {self.step}{ranks}: {WORDS[self.cause].format(self.what + where)}"
         if self.lead > 0:
             line += f"; the loss moved {self.lead} step{'s' * (self.lead > 1)} later"
         return line

@@ -6,7 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["digits_of", "names_text", "percent", "times"]
+__all__ = ["digits_of", "names_text", "percent", "ranks_in_words", "times"]
+
+MOST = 4  # ranks that are named
 
 
 def digits_of(error: float) -> float:
@@ -50,3 +52,19 @@ def names_text(names: Sequence[str], most: int = 5) -> str:
     counted = [f"{name} ({n} times)" if n > 1 else name for name, n in Counter(names).items()]
     more = len(counted) - most
     return ", ".join(counted[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Ranks as people name them; at least one.
+
+    Example:
+        >>> ranks_in_words([3]), ranks_in_words([0, 2, 3]), ranks_in_words(range(64))
+        ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 and 61 more')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    few = len(ranks) <= MOST
+    *first, last = map(str, ranks if few else ranks[: MOST - 1])
+    if few:
+        return f"ranks {', '.join(first)} and {last}"
+    return f"ranks {', '.join([*first, last])} and {len(ranks) - MOST + 1} more"

@@ -53,7 +53,7 @@ def test_it_says_what_it_holds(folder: Path) -> None:
     assert isinstance(history, History)
     assert str(history) == (
         "steps 0 to 8999, 2 series, 2 ranks, 1 event\n"
-        "step 4999: data: input 0 (train.py:20), 1 step before the loss moved"
+        "step 4999 on rank 0: the data changed: input 0 (train.py:20); the loss moved 1 step later"
     )
     assert (history.ranks, history.runs) == ((0, 1), (0,))
     assert history.series == (MATMUL.name, LOSS.name)  # in the order of execution

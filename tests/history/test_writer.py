@@ -320,8 +320,8 @@ def test_events_are_kept_at_once(tmp_path: Path) -> None:
     assert history.events == (early, late)
     assert str(history).splitlines() == [
         "steps 0 to 4, 1 series, 2 events",
-        "step 1: step: learning rate of AdamW's step",
-        "step 4: data: input 0 (train.py:3), 2 steps before the loss moved",
+        "step 1: learning rate of AdamW's step changed",
+        "step 4: the data changed: input 0 (train.py:3); the loss moved 2 steps later",
     ]
 
 
