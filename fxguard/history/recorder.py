@@ -29,10 +29,12 @@ from fxguard.history._losses import Losses
 from fxguard.history._news import News
 from fxguard.history._open_step import OpenStep
 from fxguard.history._operations import Operations, named_line
-from fxguard.history._series import Series
+from fxguard.history._resumed import Beginning, judged, last_rows
+from fxguard.history._series import Row, Series
 from fxguard.history._weights import WeightsOfOptimizer
 from fxguard.history._writer import Writer, need_pyarrow
 from fxguard.ranks import agreement
+from fxguard.report import terminal
 from fxguard.report.event import Event
 from fxguard.source.lines import Place
 from fxguard.steps.step_hooks import StepHooks
@@ -62,6 +64,7 @@ class Histories(Listener):
         self._news: News  # likewise
         self._rank = (0, 1)  # and how many ranks there are
         self.judge = Judge()
+        self._beginning: Beginning | None = None  # of a run that was resumed
         self._series: list[Series] = []
         self.step = OpenStep(self._register)
         self.operations = Operations(self.step)
@@ -154,6 +157,10 @@ class Histories(Listener):
             self.number = self.writer.next_step
             for series in self._series:
                 self.writer.register(series)
+            if self.number:
+                before = last_rows(self.writer.folder, rank, self._series, self.number)
+                self.judge = judged(self._series, before)
+                self._beginning = Beginning() if before else None
             weakref.finalize(self, self.writer.close)  # if the model is gone
         return self.writer
 
@@ -166,10 +173,24 @@ class Histories(Listener):
         self.number += 1
         self._calls, self._has_stepped = 0, False
         writer.add(row)
-        events = [*map(self._named, self.judge.seen(row))]
+        events = self._as_before([*map(self._named, self.judge.seen(row))], row)
         for event in events:
             writer.event(event)
         self._news.tell(events)
+
+    def _as_before(self, events: list[Event], row: Row) -> list[Event]:
+        """The events of a step; none if a resumed run turns out to be another training."""
+        if self._beginning is None:
+            return events
+        self._beginning.add(row)
+        elsewhere = self._beginning.elsewhere(events)
+        if elsewhere:
+            self.judge = judged(self._series, self._beginning.rows)
+            if not self._rank[0]:
+                terminal.write(f"fxguard: {elsewhere}", sys.stderr)
+        if elsewhere or self._beginning.is_over:
+            self._beginning = None
+        return [] if elsewhere else events
 
     def _named(self, event: Event) -> Event:
         """An event of a graph that was captured anew, with the operation that has changed."""

@@ -1,0 +1,110 @@
+"""What a resumed run knows of the one before: its last steps, so that bands go on with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fxguard.errors import UsageError
+from fxguard.history._files import listed
+from fxguard.history._judge import Judge
+from fxguard.history._rows import KEPT
+from fxguard.history._series import Row, Series
+from fxguard.history._stretches import read_parts
+from fxguard.report.event import Cause, Event
+
+__all__ = ["Beginning", "judged", "last_rows"]
+
+STEPS = 64  # in which a jump may have its cause in the first step
+OF_WEIGHTS: tuple[Cause, ...] = ("operation", "weights", "unknown")
+ELSEWHERE = "this run does not begin where the one before has ended, and is judged by itself"
+
+
+class Beginning:
+    """The first steps of a resumed run, in which it shows whether it is the same training.
+
+    The first step has its loss before anything is trained. If the operations of that are others
+    than usual, with data as usual, the weights are not those of the run before.
+
+    Attributes:
+        rows: the steps.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        """Take the next step."""
+        self.rows.append(row)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what follows has no cause in the first step."""
+        return len(self.rows) >= STEPS
+
+    def elsewhere(self, events: Sequence[Event]) -> str:
+        """What shows that this is another training, as a line; "" for nothing."""
+        first = self.rows[0].step
+        for event in events:
+            if event.step <= first and event.cause in OF_WEIGHTS:
+                return f"step {first}: {ELSEWHERE}{': '.join(['', *event.evidence[-1:]])}"
+        return ""
+
+
+def judged(series: Sequence[Series], rows: Sequence[Row]) -> Judge:
+    """A judge that has seen steps already, and has told of them.
+
+    Args:
+        series: in the order of their positions.
+        rows: the steps.
+    """
+    judge = Judge()
+    for one in series:
+        judge.register(one)
+    for row in rows:
+        judge.seen(row)
+    return judge
+
+
+def last_rows(folder: Path, rank: int, series: Sequence[Series], end: int) -> list[Row]:
+    """The last steps of a rank that are there in full; empty if that cannot be read.
+
+    Args:
+        folder: of the history.
+        rank: of this process.
+        series: those that the rows have, by position. How often a graph was captured is not among
+            them: a process begins to count anew.
+        end: the step behind the last.
+    """
+    positions = {one.name: at for at, one in enumerate(series) if one.kind != "graph"}
+    rows: dict[int, Row] = {}
+    try:
+        found, _ = listed(folder)
+        for stretch in found:
+            if stretch.rank == rank and stretch.last is not None and end - KEPT <= stretch.last:
+                for part in read_parts(folder / stretch.name):
+                    _add(rows, part, positions, (end - KEPT, len(series)))
+    except (OSError, UsageError):  # somebody tidies the folder, or has damaged it
+        return []
+    return [rows[step] for step in sorted(rows)]
+
+
+def _add(
+    rows: dict[int, Row], part: Any, positions: Mapping[str, int], of: tuple[int, int]
+) -> None:
+    """Add the rows of a table that begin with a step, each of so many series."""
+    from pyarrow import compute
+
+    first, width = of
+    is_late = compute.greater_equal(part["step"], first)
+    is_whole = compute.equal(part["step"], part["last_step"])
+    part = part.filter(compute.and_(is_late, is_whole))
+    columns = (part[name].to_pylist() for name in ("step", "series", "low", "high"))
+    for step, name, low, high in zip(*columns, strict=True):
+        row = rows.get(step)
+        if row is None:
+            row = rows[step] = Row(step, [math.nan] * width, [math.nan] * width)
+        if (at := positions.get(name)) is not None:
+            row.low[at], row.high[at] = low, high
