@@ -51,4 +51,8 @@ def distances(values: Tensor) -> Tensor:
         distance = (packed[:, place] - middle[:, 0]) / deviation
         found[:, place] = distance.where(before[:, -ENOUGH] == before[:, -ENOUGH], torch.nan)
     result = torch.full_like(values, torch.nan)
-    return result.scatter_(0, order, found.T)
+    result.scatter_(0, order, found.T)
+    # What was not finite long ago says nothing about how far a series goes while all is well.
+    long_ago = result[: max(0, count - USUAL - 1)]
+    long_ago[values[: len(long_ago)] == HUGE] = torch.nan
+    return result

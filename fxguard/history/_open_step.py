@@ -91,10 +91,16 @@ class OpenStep:
         return found
 
     def note(self, series: int, low: float, high: float) -> None:
-        """Add numbers to those that a series has in this step."""
-        if not low >= self._low[series]:  # also if there are none
-            self._low[series] = low
-        if not high <= self._high[series]:
+        """Add numbers to those that a series has in this step. NaN counts as a number."""
+        if low != low or high != high:
+            low, high = math.nan, math.inf
+        known = self._high[series]
+        if known != known:  # there are none
+            self._low[series], self._high[series] = low, high
+            return
+        if not low >= self._low[series] and self._low[series] == self._low[series]:
+            self._low[series] = low  # also NaN, which stays
+        if high > known:
             self._high[series] = high
 
     def later(self, series: int, number: Tensor, divisor: Tensor | None = None) -> None:

@@ -45,6 +45,12 @@ class Series:
     detail: str = ""  # of inputs and targets: "mean", "share of zeros", "distinct"
     dtype: str = ""  # of what an operation made: "float16"; "" if that is not known
 
+    def __post_init__(self) -> None:
+        for name in ("name", "what", "source", "detail"):
+            text = getattr(self, name)
+            if not text.isascii() and (written := _as_unicode(text)) != text:
+                object.__setattr__(self, name, written)
+
     def told(self) -> dict[str, str]:
         """Which number it is, as plain data of records."""
         return {"series": self.name, "kind": self.kind, "what": self.what, "source": self.source}
@@ -52,8 +58,16 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The numbers of one step; NaN where a series was not measured."""
+    """The numbers of one step; NaN where a series was not measured.
+
+    Where NaN was measured, ``high`` is inf, and ``low`` NaN.
+    """
 
     step: int
     low: list[float]  # by the position of the series in the order of their registration
     high: list[float]  # equal to `low` where there is one number
+
+
+def _as_unicode(text: str) -> str:
+    """A text with its lone surrogates written out: no file holds them."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -206,7 +206,7 @@ def _pairs(a: Track, b: Track) -> Iterator[tuple[tuple[int, int], Range, Range]]
         is_whole = a.steps[i] == b.steps[j] and to_a > i and to_b > j
         if is_whole and a.last_steps[to_a - 1] == b.last_steps[to_b - 1] == until:
             in_a, in_b = _range(a, i, to_a), _range(b, j, to_b)
-            if not any(map(math.isnan, (*in_a, *in_b))):
+            if not (math.isnan(in_a[1]) or math.isnan(in_b[1])):
                 yield (step, until), in_a, in_b
             i, j = to_a, to_b
         else:  # steps that are not in both

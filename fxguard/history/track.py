@@ -19,6 +19,7 @@ class Track:
     # Each row is one step, or several of long ago.
     steps: array[int]
     last_steps: array[int]  # of each row; its step, where it is one
+    # Where a number was NaN, `high` is inf, and `low` NaN unless other steps share the row.
     low: array[float]  # the smallest of these steps
     high: array[float]  # the largest of these steps
     runs: array[int]  # that each row is from

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,3 +159,25 @@ def test_the_record(tmp_path: Path, capsys: Printed) -> None:
         assert told("Divergence", record) == told("", record) == []
         assert record["differs"] == (other is b)
         assert json.loads(found(a, other).to_json()) == record
+
+
+def test_nan_in_one_run_alone(tmp_path: Path) -> None:
+    """It is a number that differs; where both have it, they agree."""
+
+    def bad(step: int, name: str) -> float:
+        return math.inf if step == 40 and name == "matmul" else step + 1.0
+
+    folders = [write(tmp_path / "a", range(50)), tmp_path / "b", tmp_path / "c"]
+    for folder in folders[1:]:
+        writer = Writer(folder, about={})
+        for one in SERIES:
+            writer.register(one)
+        for step in range(50):
+            high = [bad(step, one.what) for one in SERIES]
+            writer.add(Row(step, [math.nan if x == math.inf else x / 2 for x in high], high))
+        writer.close()
+    result = found(*folders[:2])
+    assert result.first is not None
+    assert (result.first.step, result.first.series.what) == (40, "matmul")
+    assert result.verdict[1] == "  largest: 41 in A, inf in B, inf apart"
+    assert found(*folders[1:]).agrees

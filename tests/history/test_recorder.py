@@ -365,6 +365,37 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     assert len(history.runs) == 2
 
 
+def test_a_step_with_nan_is_kept_as_such(tmp_path: Path) -> None:
+    """It is an event where it lasts, and what is usual stays as it was."""
+    torch.manual_seed(0)
+    model = fxguard.instrument(Net(), history=tmp_path, on_detect=lambda report: None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(120):
+        x, y = batch(step)
+        if step in (20, 90):
+            x[0, 0] = torch.nan
+        optimizer.zero_grad()
+        model.eval()  # no statistics of a NaN
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for weight in model.parameters():
+            assert weight.grad is not None
+            weight.grad.nan_to_num_(0.0)
+        optimizer.step()
+    history = kept(model, tmp_path)
+    (loss_name,) = [name for name in history.series if name.startswith("loss ")]
+    (inner,) = [name for name in history.series if name.startswith("operation inner linear ")]
+    for name in (loss_name, inner, "input x largest"):
+        track = history.get(name)
+        assert list(track.steps) == list(range(120))
+        assert [step for step in range(120) if track.high[step] == torch.inf] == [20, 90]
+        assert [step for step in range(120) if track.low[step] != track.low[step]] == [20, 90]
+    (event,) = history.events
+    assert (event.step, event.cause, event.what) == (90, "data", "input x")
+    assert "to inf or NaN in step 90" in event.evidence[0]
+
+
 def test_nothing_is_kept_alive(tmp_path: Path) -> None:
     model = fxguard.instrument(Net(), history=tmp_path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -516,3 +516,24 @@ def test_a_row_of_300_series_is_cheap(tmp_path: Path) -> None:
         taken.append((time.perf_counter() - begun) / len(rows))
     writer.close()
     assert min(taken) < 240e-6
+
+
+@pytest.mark.parametrize("odd", ["\ud800", "caf\u00e9 \U0001f600", "a\x00b", "\u2028\r\n", "'\"\\"])
+def test_odd_names_of_series(odd: str, tmp_path: Path) -> None:
+    """A lone surrogate is written out, and all else stays as it is."""
+    name = f"loss {odd}"
+    writer = Writer(tmp_path, about={"script": odd})
+    writer.register(Series(name, "loss", odd, odd))
+    for step in range(5):
+        writer.add(Row(step, [1.0], [2.0]))
+    writer.flush()
+    for _ in range(2):  # while it is written, and afterwards
+        history = load_history(tmp_path)
+        (found,) = history.series
+        assert found == ("loss \\ud800" if odd == "\ud800" else name)
+        assert len(history.get(found)) == 5
+        assert history.described[found].what == found.removeprefix("loss ")
+        history.to_html(tmp_path / "page.html")
+        assert history.lines()
+        writer.close()
+    assert [path.suffix for path in tmp_path.glob("run0*")] == [".parquet"]

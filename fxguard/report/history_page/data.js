@@ -110,7 +110,7 @@ function text(value) {
 /** How far a level says that a number is from its band. */
 function distanceText(level) {
   if (level === UNKNOWN) return "too little was measured before";
-  if (level === INFINITE) return "infinite";
+  if (level === INFINITE) return "inf or NaN";
   if (level === 0) return "in its band";
   const edges = DATA.edges, size = Math.abs(level);
   const side = level > 0 ? "above" : "below";

@@ -37,7 +37,7 @@ function explainMap() {
     swatch("--above", 0.3), swatch("--above", 0.62), swatch("--above", 1), "above its band ",
     swatch("--below", 0.3), swatch("--below", 0.62), swatch("--below", 1), "below it ",
     `(pale from ${edges[0]} deviations on, strongest from ${edges.at(-1)}) `,
-    swatch("--infinite", 1), "infinite. ",
+    swatch("--infinite", 1), "inf or NaN. ",
     EVENTS.some((event) => event.row !== null) ? "A ring is around what changed first. " : "",
     "A click shows a series.",
   );
