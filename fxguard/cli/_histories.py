@@ -44,6 +44,12 @@ def add_history(commands: Any) -> None:
         help="also show all steps of the series whose names match: 'loss*', 'weight blocks.0.*'",
     )
     command.add_argument(
+        "--rank",
+        type=int,
+        metavar="N",
+        help="show the series of this rank, in text and page (those of a rank that saw the event)",
+    )
+    command.add_argument(
         "--tolerance",
         type=float,
         metavar="T",
@@ -61,13 +67,15 @@ def _history(args: argparse.Namespace) -> int:
         raise UsageError("--tolerance is for two histories: fxguard history A B")
     if args.open and args.html is None:
         raise UsageError("--open shows the page, and --html FILE.html says where to write it")
-    lines = history.lines_of(args.series) if args.series is not None else []
+    if args.rank is not None and args.rank not in history.ranks:
+        raise UsageError(f"the history in {args.a} has no rank {args.rank}")
+    lines = history.lines_of(args.series, args.rank) if args.series is not None else []
     if args.html is not None:
-        write_page(history, args.html)
+        write_page(history, args.html, args.rank)
     if args.json is not None:
-        write_record(args.json, history.to_dict(args.series))
+        write_record(args.json, history.to_dict(args.series, args.rank))
     if args.json != "-":
-        show("\n".join(history.lines()), healthy=not history.events)
+        show("\n".join(history.lines(args.rank)), healthy=not history.events)
         if lines:
             show("\n".join(["", *lines]))
         if args.html is not None:
@@ -78,7 +86,7 @@ def _history(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace, a: History) -> int:
-    for name in ("html", "series"):
+    for name in ("html", "series", "rank"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name} shows one history, and two were given")
     tolerance = TOLERANCE if args.tolerance is None else args.tolerance

@@ -48,13 +48,18 @@ def write_record(file: str, record: dict[str, Any]) -> None:
         raise FxguardError(f"the record could not be written: {error}") from error
 
 
-def write_page(shown: HasPage, path: Path) -> None:
+def write_page(shown: HasPage, path: Path, *only: Any) -> None:
     """Write the page of a result.
+
+    Args:
+        shown: the result.
+        path: of the file.
+        only: what of it is on the page, as its ``to_html`` takes it.
 
     Raises:
         FxguardError: when it cannot be written.
     """
     try:
-        shown.to_html(path)
+        shown.to_html(path, *only)
     except OSError as error:
         raise FxguardError(f"the page could not be written: {error}") from error

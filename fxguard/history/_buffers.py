@@ -24,6 +24,7 @@ class Buffers:
 
     def __init__(self, step: OpenStep, model: Module) -> None:
         self.step = step
+        self._was_noted = False
         held = [(name, part_here(x)) for name, x in model.named_buffers()]
         found = [(name, x) for name, x in held if x is not None and x.is_floating_point()]
         self._names = [name for name, _ in found]
@@ -41,7 +42,9 @@ class Buffers:
             if samples is None:
                 return
             changes, sizes = norms(samples, self._copies), norms(samples)
-            self.step.note_all(self._drifts, changes, sizes)
+            if self._was_noted:  # or nobody knows what they were
+                self.step.note_all(self._drifts, changes, sizes)
+            self._was_noted = True
             self.step.note_all(self._sizes, sizes)
 
     def _samples(self, model: Module) -> tuple[Tensor, ...] | None:

@@ -23,7 +23,9 @@ STEADY = 8 * FLOOR  # octaves: what changes by less fills no whole block
 
 
 def number(value: float) -> str:
-    """A number of a series, in three digits."""
+    """A number of a series, in three digits; of what is not finite, not which it is."""
+    if math.isinf(value):
+        return "inf or NaN"
     return "-" if math.isnan(value) else f"{value:.3g}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fxguard.history._series import Kind
 from fxguard.history.track import Track
 from fxguard.report.event import Cause, Event
 from fxguard.report.history_page import Map, MapEvent, history_page
+from fxguard.report.in_words import resumed_at
 
 __all__ = ["page_of_history"]
 
@@ -32,36 +33,66 @@ TOLD_BY: dict[Cause, tuple[Kind, ...]] = {
 
 
 def page_of_history(
-    name: str, verdict: Sequence[str], tracks: Sequence[Track], events: Sequence[Event]
+    name: str,
+    verdict: Sequence[str],
+    ranks: Mapping[int, Sequence[Track]],
+    events: Sequence[Event],
+    *,
+    resumed: Sequence[int] = (),
+    all_ranks: int = 1,
 ) -> str:
     """The text of the page.
 
     Args:
         name: of the history.
         verdict: lines, the most important one first.
-        tracks: its series in the order of the page; at least one, none of them empty.
+        ranks: the series of each rank in the order of the page; at least one, none of them empty.
         events: what happened.
+        resumed: the steps with which later runs begin.
+        all_ranks: how many ranks the history has.
     """
-    columns = Columns(tracks)
+    maps = []
+    for rank, tracks in ranks.items():
+        columns = Columns(tracks)
+        meta = [f"steps {columns.steps[0]} to {columns.last_steps[-1]}, {len(tracks)} series"]
+        if all_ranks > 1:
+            here = f", {len(ranks)} of them on this page" if 1 < len(ranks) < all_ranks else ""
+            meta.append(f"rank {rank} (of {all_ranks} ranks{here})")
+        meta += resumed_at(resumed)
+        maps.append(_map_of(rank, ", ".join(meta), tracks, columns, events, resumed))
+    return history_page(f"History of {name}", verdict, maps)
+
+
+def _map_of(
+    rank: int,
+    meta: str,
+    tracks: Sequence[Track],
+    columns: Columns,
+    events: Sequence[Event],
+    resumed: Sequence[int],
+) -> Map:
     levels = torch.full((len(tracks), len(columns)), UNKNOWN, dtype=torch.int8)
     rows = [row_of(track, columns, levels[place]) for place, track in enumerate(tracks)]
-    told = [_event(event, tracks, columns, levels) for event in events]
-    drawn = Map(columns.runs(), rows, packed_bytes(levels), told, each=EACH)
-    meta = f"steps {columns.steps[0]} to {columns.last_steps[-1]}, {len(tracks)} series"
-    return history_page(f"History of {name}", meta, verdict, drawn)
+    told = [_event(event, rank, tracks, columns, levels) for event in events]
+    packed = packed_bytes(levels)
+    return Map(rank, meta, columns.runs(), rows, packed, told, list(resumed), each=EACH)
 
 
-def _event(event: Event, tracks: Sequence[Track], columns: Columns, levels: Tensor) -> MapEvent:
-    """An event, and of all series that it names the one that tells it best."""
+def _event(
+    event: Event, rank: int, tracks: Sequence[Track], columns: Columns, levels: Tensor
+) -> MapEvent:
+    """An event, and of all series that it names the one that tells it best, if this rank saw it."""
+    if event.ranks and rank not in event.ranks:
+        return MapEvent(event.step, event.headline, None)
     begin = bisect_left(columns.last_steps, event.step)
     end = bisect_left(columns.steps, event.step + max(event.lead, 0) + 1)
     named = [place for place, track in enumerate(tracks) if track.series.what == event.what]
     if begin >= end or not named:
         return MapEvent(event.step, event.headline, None)
 
-    def rank(place: int) -> tuple[bool, int, int]:
+    def best(place: int) -> tuple[bool, int, int]:
         found = levels[place, begin:end]
         far = int(found.where(found != UNKNOWN, 0).abs().max())
         return tracks[place].series.kind in TOLD_BY[event.cause], far, -place
 
-    return MapEvent(event.step, event.headline, max(named, key=rank))
+    return MapEvent(event.step, event.headline, max(named, key=best))

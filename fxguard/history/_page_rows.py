@@ -28,6 +28,7 @@ LINEAR = 65_535  # whole numbers between both ends of a linear axis
 
 GROUPS: dict[Kind, str] = {
     "input": "inputs",
+    "graph": "graph",
     "target": "targets",
     "loss": "loss",
     "gradient": "gradients",

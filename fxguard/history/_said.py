@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from fxguard.history._first import Exit
+from fxguard.history._lines import number
 from fxguard.history._series import Series
 from fxguard.report.in_words import percent, times
 
@@ -35,13 +36,8 @@ def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> st
     if math.isnan(now):
         return f"{_name(known)} has run in each step, and runs no more in step {step}"
     if math.isnan(before):
-        return f"{_name(known)} runs for the first time in step {step}: it makes {_number(now)}"
-    return f"{_name(known)} goes from {_number(before)} to {_number(now)} in step {step}"
-
-
-def _number(value: float) -> str:
-    """Three digits. Of what is not finite, the rows of a step do not tell which it is."""
-    return f"{value:.3g}" if math.isfinite(value) else "inf or NaN"
+        return f"{_name(known)} runs for the first time in step {step}: it makes {number(now)}"
+    return f"{_name(known)} goes from {number(before)} to {number(now)} in step {step}"
 
 
 def _before(table: Tensor, one: Exit) -> float:

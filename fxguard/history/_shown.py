@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from fxguard.history._telling import Glimpse, telling
 from fxguard.history.track import Track
 from fxguard.report.display import Display, Displayed
 from fxguard.report.event import Event
+from fxguard.report.in_words import resumed_at
 from fxguard.report.strict_json import recorded, strict_json
 
 __all__ = ["ShownHistory"]
 
-MOST = 3  # steps at which a run was resumed that are named
+CELLS = 10**7  # of the maps of a page: numbers of a megabyte and more for each million
 
 
 class ShownHistory(Displayed):
@@ -32,6 +33,7 @@ class ShownHistory(Displayed):
     ranks: tuple[int, ...]
     about: Mapping[int, Mapping[str, Any]]
     resumed: tuple[int, ...]
+    _seen_by: tuple[int | None, ...]  # of each event the first rank that saw it
 
     def get(self, name: str, rank: int | None = None) -> Track:
         """One series over all steps."""
@@ -40,15 +42,8 @@ class ShownHistory(Displayed):
     @property
     def whose(self) -> list[str]:
         """How many ranks and runs it is of, as far as there are several."""
-        ranks, resumed = len(self.ranks), [*map(str, self.resumed)]
-        if len(resumed) > MOST:
-            resumed = [*resumed[:MOST], f"{len(resumed) - MOST} more"]
-        *first, last = resumed or [""]
-        steps = f"{', '.join(first)} and {last}" if first else last
-        return [
-            *([f"{ranks} ranks"] if ranks > 1 else []),
-            *([f"resumed at step{'s' * bool(first)} {steps}"] if resumed else []),
-        ]
+        ranks = [f"{len(self.ranks)} ranks"] if len(self.ranks) > 1 else []
+        return [*ranks, *resumed_at(self.resumed)]
 
     @property
     def verdict(self) -> list[str]:
@@ -74,7 +69,7 @@ class ShownHistory(Displayed):
         whose = [", ".join(self.whose)] if self.whose else []
         if not self.events:
             losses = [one.name for one in self.described.values() if one.kind == "loss"]
-            tracks = [self.get(name, rank) for name in losses]
+            tracks = [track for name in losses if len(track := self.get(name, rank))]
             return [*self.verdict, *(lines_of_series(tracks) if tracks else ()), *whose]
         told = [lines_of_event(event, found) for event, found in self._telling(rank)]
         if len(told) > 1:
@@ -106,8 +101,8 @@ class ShownHistory(Displayed):
     def _telling(self, rank: int | None) -> Iterator[tuple[Event, list[Glimpse]]]:
         """Events and the series that tell them, of a rank that saw it if nobody asked for one."""
         known: dict[int | None, list[Track]] = {}
-        for event in self.events:
-            whose = event.ranks[0] if rank is None and event.ranks else rank
+        for event, seen_by in zip(self.events, self._seen_by, strict=True):
+            whose = seen_by if rank is None else rank
             if whose not in known:
                 known[whose] = [self.get(name, whose) for name in self.described]
             yield event, telling(event, known[whose])
@@ -151,28 +146,49 @@ class ShownHistory(Displayed):
         """
         return strict_json(self.to_dict(), indent)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
+    def to_html(self, path: str | os.PathLike[str], rank: int | None = None) -> None:
         """Write a page that needs no network: a map of all series by steps, and the events.
 
         Args:
             path: path of the file; overwritten if it exists.
+            rank: the only one on the page; as many as have room if this is None.
 
         Raises:
-            FxguardError: when the history holds no number, or when a file is damaged.
+            FxguardError: when the history holds no number, when there is no such rank, or when a
+                file is damaged.
         """
-        Path(path).write_text(self._page(), encoding="utf-8")
+        ranks = self._first_ranks() if rank is None else [rank]
+        Path(path).write_text(self._page(ranks), encoding="utf-8")
 
-    def _page(self) -> str:
+    def _first_ranks(self) -> list[int]:
+        """All ranks, first those that saw an event."""
+        seen = [rank for rank in self._seen_by if rank is not None]
+        return list(dict.fromkeys([*seen, *self.ranks]))
+
+    def _page(self, ranks: Sequence[int]) -> str:
+        """The page of the first of these ranks that have numbers and room."""
         from fxguard.history._page import page_of_history
 
         order = sorted(self.described.values(), key=lambda one: (one.kind == "time", one.order))
-        tracks = [track for one in order if len(track := self.get(one.name))]
-        if not tracks:
+        found: dict[int, list[Track]] = {}
+        cells = 0
+        for rank in ranks:
+            tracks = [track for one in order if len(track := self.get(one.name, rank))]
+            cells += len(tracks) * max(map(len, tracks), default=0)
+            if found and cells > CELLS:
+                break
+            if tracks:
+                found[rank] = tracks
+        if not found:
             raise UsageError(f"the history in {self.folder} holds no number: it has no page")
-        name = self.folder.resolve().name
-        if len(self.ranks) > 1:
-            name += f", rank {tracks[0].rank} of {len(self.ranks)}"
-        return page_of_history(name, self.verdict, tracks, self.events)
+        return page_of_history(
+            self.folder.resolve().name,
+            self.verdict,
+            found,
+            self.events,
+            resumed=self.resumed,
+            all_ranks=len(self.ranks),
+        )
 
     def _display(self) -> Display:
         return Display(
@@ -180,7 +196,7 @@ class ShownHistory(Displayed):
             healthy=not self.events,
             above=(str(self.folder),),
             below="\n".join(self.lines()[1:]),
-            page=self._page if len(self.steps) else None,
+            page=(lambda: self._page(self._first_ranks()[:1])) if len(self.steps) else None,
             rows=len(self.steps) * len(self.described) // 50,
             name="history",
         )

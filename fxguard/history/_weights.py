@@ -79,7 +79,8 @@ class WeightsOfOptimizer:
             held, parts = self._parts()
             samples = tuple([sample_of(x) for x in parts])
             drifts, of_samples = norms(samples, _copies(held)), norms(samples)
-            self.step.note_all([x.drift for x in held], drifts, of_samples)
+            if self._steps:  # before the first one nobody knows what they were
+                self.step.note_all([x.drift for x in held], drifts, of_samples)
             if self._has_large and self._steps % FULL == 0:
                 of_samples = norms(tuple([x.detach() for x in parts]))
             self.step.note_all([x.norm for x in held], of_samples)

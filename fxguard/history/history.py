@@ -81,13 +81,21 @@ def _load(folder: Path) -> History:
         first_of_runs[each.run] = min(each.first, first_of_runs.get(each.run, each.first))
 
     def ranks_at(step: int) -> set[int]:
+        """The ranks that have this step."""
         return {x.rank for x in found if x.first <= step and (x.last is None or step <= x.last)}
+
+    def rank_of(event: Event) -> int | None:
+        """The first rank that saw it."""
+        return min(event.ranks or ranks_at(event.step), default=None)
+
+    events = tuple(seen.event for seen in seen_by_ranks(read_events(folder), ranks_at))
 
     return History(
         folder,
         steps,
         described,
-        tuple(seen.event for seen in seen_by_ranks(read_events(folder), ranks_at)),
+        events,
+        tuple(map(rank_of, events)),
         tuple(sorted(ranks)),
         dict(sorted(abouts.items())),
         tuple(x for x in sorted(first_of_runs.values()) if first < x < steps.stop),
@@ -113,12 +121,14 @@ class History(ShownHistory):
         steps: range,
         described: Mapping[str, Series],
         events: tuple[Event, ...],
+        seen_by: tuple[int | None, ...],
         ranks: tuple[int, ...],
         about: Mapping[int, Mapping[str, Any]],
         resumed: tuple[int, ...],
     ) -> None:
         self.folder, self.steps, self.described = folder, steps, described
         self.events, self.ranks, self.about, self.resumed = events, ranks, about, resumed
+        self._seen_by = seen_by  # of each event the first rank that saw it
         self._numbers: dict[int, Numbers] = {}
 
     @property

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["digits_of", "names_text", "percent", "ranks_in_words", "times"]
+__all__ = ["digits_of", "names_text", "percent", "ranks_in_words", "resumed_at", "times"]
 
-MOST = 4  # ranks that are named
+MOST = 4  # numbers that are named
 
 
 def digits_of(error: float) -> float:
@@ -61,10 +61,23 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
         >>> ranks_in_words([3]), ranks_in_words([0, 2, 3]), ranks_in_words(range(64))
         ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 and 61 more')
     """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    few = len(ranks) <= MOST
-    *first, last = map(str, ranks if few else ranks[: MOST - 1])
-    if few:
-        return f"ranks {', '.join(first)} and {last}"
-    return f"ranks {', '.join([*first, last])} and {len(ranks) - MOST + 1} more"
+    return f"rank{'s' * (len(ranks) > 1)} {_few(ranks)}"
+
+
+def resumed_at(steps: Sequence[int]) -> list[str]:
+    """Where a training was resumed, as one phrase; none for nowhere.
+
+    Example:
+        >>> resumed_at([300, 800]), resumed_at([])
+        (['resumed at steps 300 and 800'], [])
+    """
+    return [f"resumed at step{'s' * (len(steps) > 1)} {_few(steps)}"] if steps else []
+
+
+def _few(numbers: Sequence[int]) -> str:
+    """``0, 1, 2 and 61 more``."""
+    shown = [*map(str, numbers)]
+    if len(shown) > MOST:
+        shown[MOST - 1 :] = [f"{len(shown) - MOST + 1} more"]
+    *first, last = shown
+    return f"{', '.join(first)} and {last}" if first else last

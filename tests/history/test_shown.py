@@ -139,7 +139,7 @@ def test_numbers_that_have_no_logarithm(tmp_path: Path, capsys: Printed, after: 
     assert status("history", str(tmp_path)) == 3
     line = capsys.readouterr().out.splitlines()[-1]
     if not math.isnan(after):
-        assert line.split()[4] == f"{after:.3g}"
+        assert f" {after:.3g}  ".replace("inf", "inf or NaN") in line
     assert status("history", str(tmp_path), "--json", "-") == 3
     assert told("", json.loads(capsys.readouterr().out)) == []
 
@@ -219,3 +219,39 @@ def test_a_notebook_shows_the_page(jump: Path, tmp_path: Path) -> None:
     assert "<iframe" in shown
     history.to_html(tmp_path / "page.html")
     assert "<!doctype html>" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_rank_by_its_number(tmp_path: Path, capsys: Printed) -> None:
+    """Without it, the series of an event are those of a rank that saw it."""
+    for rank in range(2):
+        writer = Writer(tmp_path, rank=rank, about={})
+        writer.register(Series("loss loss a.py:1", "loss", "loss", "a.py:1"))
+        for step in range(80):
+            number = 50.0 if (rank, step) == (1, 70) else 2.0 + rank
+            writer.add(Row(writer.next_step, [number], [number]))
+        if rank:
+            writer.event(event_of("data", 150, "loss"))
+        writer.close()
+    folder = str(tmp_path)
+
+    def row(*words: str) -> list[str]:
+        assert status("history", folder, *words) == 3
+        found = capsys.readouterr().out.splitlines()
+        assert found[0] == "step 150: the data changed: loss"
+        assert found[-1] == "2 ranks, resumed at step 80"
+        return found[2].split() if found[1].startswith("  series") else []
+
+    assert row()[3:5] == ["3", "50"]
+    assert row("--rank", "1")[3:5] == ["3", "50"]
+    assert row("--rank", "0") == []
+    assert status("history", folder, "--rank", "0", "--series", "loss") == 3
+    assert capsys.readouterr().out.splitlines()[-1].split()[3:6] == ["2", "2", "2"]
+    assert status("history", folder, "--rank", "2") == 2
+    assert "has no rank 2" in capsys.readouterr().err
+    assert status("history", folder, folder, "--rank", "0") == 2
+    assert "--rank shows one history" in capsys.readouterr().err
+    assert status("history", folder, "--json", "-") == 3
+    record = json.loads(capsys.readouterr().out)
+    assert told("History", record) == []
+    assert (record["ranks"], record["resumed"]) == ([0, 1], [80])
+    assert record["events"][0]["ranks"] == []  # rank 0 had no such step

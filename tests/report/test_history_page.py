@@ -345,3 +345,38 @@ def test_without_javascript(browser: Any, jump: Path) -> None:
     assert CAUSE in page.inner_text("header")
     assert "need JavaScript" in page.inner_text(".notice")
     page.close()
+
+
+def test_ranks_and_resumed_runs(show: Opened, tmp_path: Path) -> None:
+    """One chooses the rank. The page opens with the one that saw the event."""
+    for rank in range(2):
+        for run in range(2):
+            writer = Writer(tmp_path, rank=rank, about={})
+            writer.register(Series("loss loss", "loss", "loss"))
+            for step in range(writer.next_step, writer.next_step + 100):
+                number = 64.0 if (rank, step) == (1, 350) else 1.0 + rank
+                writer.add(Row(step, [number], [number]))
+            if (rank, run) == (1, 1):
+                writer.event(Event(350, "data", "loss"))
+            writer.close()
+    # Each began when nobody else ran, and so behind the others.
+    history = fxguard.load_history(tmp_path)
+    assert history.ranks == (0, 1)
+    page = show(page_of(tmp_path), READY)
+    meta = page.inner_text("#meta")
+    assert meta.endswith("rank 1 (of 2 ranks), resumed at steps 100, 200 and 300")
+    assert page.input_value("#rank") == "1"
+    assert page.inner_text("#series-name") == "loss loss"  # a ring is around it
+    first = page.locator("#table td.number >> nth=0")
+    assert first.inner_text() == "2"
+    assert "dotted line" in page.inner_text("#key")
+    page.select_option("#rank", "0")
+    page.wait_for_function("document.getElementById('meta').textContent.includes('rank 0')")
+    page.wait_for_selector(READY)
+    assert page.input_value("#rank") == "0"
+    assert first.inner_text() == "1"
+    assert page.url.endswith("#rank=0")
+    history.to_html(tmp_path / "page.html", rank=0)
+    page = show(tmp_path / "page.html", READY)
+    assert page.inner_text("#meta").startswith("steps 0 to 199, 1 series, rank 0 (of 2 ranks)")
+    assert page.locator("#rank").is_hidden()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from fxguard.report.page import style, verdict_html
 from fxguard.report.scripted_page import in_html, one_script, scripted_page
@@ -50,30 +51,50 @@ class MapEvent:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A training run as it is drawn."""
+    """A training run as it is drawn, as one rank measured it."""
 
+    rank: int
+    meta: str  # a line on it
     columns: list[tuple[int, int, int]]  # runs of columns: first step, steps of each, how many
     rows: list[MapRow]
     levels: str  # how far each number is from its band, packed
     events: list[MapEvent]
+    resumed: list[int]  # steps with which later runs begin
     _: KW_ONLY
     each: int  # columns that share a band
 
 
-def history_page(title: str, meta: str, verdict: Sequence[str], drawn: Map) -> str:
+def history_page(title: str, verdict: Sequence[str], maps: Sequence[Map]) -> str:
     """The text of a page.
 
     Args:
         title: what the page is about.
-        meta: a line below it.
         verdict: lines, the most important one first.
-        drawn: the run.
+        maps: the run, as each rank measured it; the page opens with the first.
     """
+    script = one_script([*map(_asset, SCRIPTS)])
+    parts = {
+        "TITLE": html.escape(title),
+        "META": html.escape(maps[0].meta),
+        "STATE": "ill" if maps[0].events else "healthy",
+        "VERDICT": verdict_html(verdict),
+        "STYLE": style() + _asset("history.css"),
+        "DATA": "\n".join(map(_data_of, maps)),
+        "SCRIPT": script,
+    }
+    return scripted_page(_asset("history.html"), (script,), parts)
+
+
+def _data_of(drawn: Map) -> str:
+    """What the page knows of a rank, in two parts: the larger one is read when it is needed."""
     data = {
+        "rank": drawn.rank,
+        "meta": drawn.meta,
         "columns": drawn.columns,
         "each": drawn.each,
         "edges": EDGES,
         "events": [[event.step, event.headline, event.row] for event in drawn.events],
+        "resumed": drawn.resumed,
         "rows": [
             [
                 *(row.name, row.kind, row.source, row.group, row.texts, row.linear),
@@ -83,18 +104,14 @@ def history_page(title: str, meta: str, verdict: Sequence[str], drawn: Map) -> s
         ],
         "levels": drawn.levels,
     }
-    script = one_script([*map(_asset, SCRIPTS)])
-    parts = {
-        "TITLE": html.escape(title),
-        "META": html.escape(meta),
-        "STATE": "ill" if drawn.events else "healthy",
-        "VERDICT": verdict_html(verdict),
-        "STYLE": style() + _asset("history.css"),
-        "DATA": in_html(json.dumps(data, allow_nan=False, separators=(",", ":"))),
-        "NUMBERS": in_html(json.dumps([row.packed for row in drawn.rows], separators=(",", ":"))),
-        "SCRIPT": script,
-    }
-    return scripted_page(_asset("history.html"), (script,), parts)
+    packed = [row.packed for row in drawn.rows]
+    return f"{_json('data', drawn.rank, data)}\n{_json('numbers', drawn.rank, packed)}"
+
+
+def _json(name: str, rank: int, data: Any) -> str:
+    text = in_html(json.dumps(data, allow_nan=False, separators=(",", ":")))
+    begin = f'<script type="application/json" id="{name}-{rank}" data-rank="{rank}">'
+    return f"{begin}{text}</script>"
 
 
 @cache

@@ -1,7 +1,11 @@
 // What the page is about: series ("rows") by steps ("columns"), and how far each number is from its
 // band. That was decided in Python, history/_page.py; here it is unpacked.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
+// The ranks of which the page knows; #rank=3 in its address chooses one.
+const RANKS = [...document.querySelectorAll("script[data-rank][id^=data]")].map((node) => Number(node.dataset.rank));
+const asked = Number(/^#rank=(\d+)$/.exec(location.hash)?.[1] ?? RANKS[0]);
+const RANK = RANKS.includes(asked) ? asked : RANKS[0];
+const DATA = JSON.parse(document.getElementById(`data-${RANK}`).textContent);
 const UNKNOWN = -128, INFINITE = 9; // levels
 const MISSING = -200000, ZERO = -102400, MOST = 524288, PER_OCTAVE = 512, LINEAR = 65535; // numbers
 const PLANES = 3;
@@ -52,6 +56,7 @@ const stepsOf = (column) =>
 const ROWS = DATA.rows.map(([name, kind, source, group, texts, linear, hasLow, furthest], index) => ({
   index, name, kind, source, group, texts, linear, hasLow, furthest,
 }));
+const RESUMED = DATA.resumed;
 const EVENTS = DATA.events.map(([step, headline, row]) => ({ step, headline, row }));
 
 /** Neighbours that belong together. */
@@ -71,7 +76,7 @@ function numbersOf(index) {
 }
 
 async function unpack(index) {
-  packed ??= JSON.parse($("numbers").textContent);
+  packed ??= JSON.parse($(`numbers-${RANK}`).textContent);
   const bytes = await inflated(packed[index]);
   const count = bytes.length / PLANES;
   const numbers = new Int32Array(count);
@@ -100,7 +105,7 @@ function valueOf(row, number) {
 /** Three digits, as fxguard prints them. */
 function text(value) {
   if (Number.isNaN(value)) return "not measured";
-  if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
+  if (!Number.isFinite(value)) return "inf or NaN";
   if (value === 0) return "0";
   const [digits, power] = value.toExponential(2).split("e");
   if (power < -4 || power >= 3) return `${Number(digits)}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;

@@ -46,7 +46,7 @@ class Lines {
     const { ctx } = sheet;
     ctx.save();
     ctx.beginPath();
-    ctx.rect(sheet.left, 0, sheet.inner, bottom + 1);
+    ctx.rect(sheet.left, TOP - 8, sheet.inner, bottom - TOP + 9);
     ctx.clip();
     if (this.parts.length === 1) this.band(this.parts[0], pixels, y);
     if (this.parts.length === 1 && this.parts[0].low) this.stroke(this.parts[0].low, pixels, y, style("--low"), low);
@@ -60,19 +60,23 @@ class Lines {
     }
   }
 
-  /** The names of the events, where they have room. */
+  /** The names of the events, and where a run was resumed, as far as there is room. */
   names(y) {
-    const { sheet, view } = this;
-    let free = sheet.left;
-    sheet.ctx.fillStyle = style("--event");
-    for (const { step } of EVENTS) {
-      const x = sheet.x(view, step), label = `\u25bc ${step}`;
-      const wide = sheet.ctx.measureText(label).width;
-      const from = Math.min(Math.max(x - 5, free), sheet.left + sheet.inner - wide);
-      if (x < sheet.left || x > sheet.left + sheet.inner || from < free) continue;
-      sheet.ctx.fillText(label, from, y);
-      free = from + wide + 8;
-    }
+    const { sheet, view } = this, { ctx, left, inner } = sheet;
+    const taken = [];
+    const name = (step, label, colour) => {
+      const x = sheet.x(view, step), wide = ctx.measureText(label).width;
+      if (x < left || x > left + inner) return;
+      const isFree = (at) => !taken.some(([begin, end]) => at < end + 8 && at + wide + 8 > begin);
+      const from = [x - 5, x - wide - 2] // to the right of the line, or else to the left
+        .map((at) => Math.min(Math.max(at, left), left + inner - wide)).find(isFree);
+      if (from === undefined) return;
+      taken.push([from, from + wide]);
+      ctx.fillStyle = style(colour);
+      ctx.fillText(label, from, y);
+    };
+    for (const { step } of EVENTS) name(step, `\u25bc ${step}`, "--event");
+    for (const step of RESUMED) name(step, `resumed ${step}`, "--faint");
   }
 
   extent(pixels) {
@@ -126,26 +130,28 @@ class Lines {
     sheet.ctx.textAlign = "left";
   }
 
-  /** A line through the largest and the smallest number of each pixel. */
+  /** A line through the largest and the smallest number of each pixel; above it what is not finite. */
   stroke(numbers, pixels, y, colour, floor) {
     const { ctx, left } = this.sheet;
     const isLinear = Boolean(this.rows[0].linear);
-    ctx.strokeStyle = ctx.fillStyle = colour;
+    ctx.strokeStyle = colour;
+    ctx.fillStyle = style("--infinite");
     ctx.lineWidth = 1.3;
     ctx.beginPath();
     let isOn = false, last = null;
     pixels.forEach(([from, to], x) => {
-      let low = Infinity, high = -Infinity;
+      let low = Infinity, high = -Infinity, isFinite = true;
       for (let i = from; i < to; i++) {
         let number = numbers[i];
         if (number === MISSING) continue;
-        if (!isLinear && number > MOST) { ctx.fillRect(left + x - 1, TOP - 6, 3, 3); continue; }
+        if (!isLinear && number > MOST) { isFinite = false; continue; }
         if (!isLinear && number <= ZERO) number = floor;
         if (number < low) low = number;
         if (number > high) high = number;
       }
+      if (!isFinite) ctx.fillRect(left + x - 1, TOP - 6, 3, 4);
       if (low > high) {
-        if (from < to && to - from > 1) isOn = false;
+        if (!isFinite || to - from > 1) isOn = false;
         return;
       }
       // Up or down, whichever begins nearer to where the line is.

@@ -39,8 +39,20 @@ function explainMap() {
     `(pale from ${edges[0]} deviations on, strongest from ${edges.at(-1)}) `,
     swatch("--infinite", 1), "inf or NaN. ",
     EVENTS.some((event) => event.row !== null) ? "A ring is around what changed first. " : "",
+    RESUMED.length ? "At a dotted line the run was resumed. " : "",
     "A click shows a series.",
   );
+}
+
+/** Ranks to choose from. Each is a page of its own, which begins anew. */
+function offerRanks() {
+  $("meta").textContent = DATA.meta;
+  if (RANKS.length < 2) return;
+  $("rank").append(...[...RANKS].sort((a, b) => a - b).map((rank) => element("option", { value: rank }, rank)));
+  $("rank").value = RANK;
+  $("rank").hidden = document.querySelector("label[for=rank]").hidden = false;
+  $("rank").addEventListener("input", () => { location.hash = `rank=${$("rank").value}`; });
+  addEventListener("hashchange", () => { if (location.hash.startsWith("#rank=")) location.reload(); });
 }
 
 let shown = -1; // index of the event that was shown last
@@ -65,6 +77,7 @@ const table = new Table((index) => {
 
 async function begin() {
   document.querySelector("main").hidden = false;
+  offerRanks();
   const losses = ROWS.filter((row) => row.kind === "loss");
   $("loss").hidden = !losses.length;
   if (losses.length) {

@@ -91,8 +91,12 @@ class Sheet {
     ctx.setLineDash([]);
   }
 
-  /** The steps at which something happened. */
+  /** The steps with which a run was resumed, and those at which something happened. */
   events(view, top, bottom) {
+    for (const step of RESUMED) {
+      const x = Math.round(this.x(view, step)) + 0.5;
+      if (x >= this.left && x <= this.left + this.inner) this.line(x, top, x, bottom, style("--faint"), [1, 3]);
+    }
     for (const { step } of EVENTS) {
       const x = Math.round(this.x(view, step)) + 0.5;
       if (x >= this.left && x <= this.left + this.inner) this.line(x, top, x, bottom, style("--event"), [4, 3]);
