@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fxguard.batch.autograd_nodes import metadata_of
 from fxguard.batch.events import GraphRun
 from fxguard.batch.samples import inner_outputs, sample_of
 from fxguard.batch.tape import Tape
@@ -25,6 +26,7 @@ from fxguard.records import Role
 
 __all__ = [
     "LOSS",
+    "RAN",
     "Kept",
     "KeptRun",
     "KeptTape",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 LOSS = 1 << 30  # the event index of a loss, which comes after all events
+RAN = "fxguard.ran"  # key in the metadata of autograd nodes: the run, and which output of it
 
 
 class Kept(Protocol):
@@ -106,19 +109,19 @@ class KeptRun:
             args[position] = None
         self.args = tuple(args)
 
-    def _arguments(self) -> tuple[Any, ...] | None:
+    def arguments(self) -> tuple[Any, ...] | None:
         """The arguments of the graph; None if some of them are gone."""
         args = tuple(x() if isinstance(x, weakref.ref) else x for x in self.args)
         return None if any(x is None for x in args) else args
 
     def argument(self, value: int) -> Any:
         """The argument that a value of its plan is; None if it is none, or gone."""
-        args, position = self._arguments(), self.event.plan.values[value].argument
+        args, position = self.arguments(), self.event.plan.values[value].argument
         return None if args is None or position is None else args[position]
 
     def freed_weights(self) -> list[str]:
         """The names of weights that the graph read and that FSDP has since freed."""
-        args = self._arguments()
+        args = self.arguments()
         if args is None:
             return []
         weights = (value for value in self.event.plan.values if value.role is Role.WEIGHT)
@@ -142,7 +145,7 @@ class KeptRun:
         """The run as it was before its batch was closed, so that it can run again."""
         return replace(
             self.event,
-            args=self._arguments(),
+            args=self.arguments(),
             random_state=self.random_state,
             versions=self.event.versions or self.versions,  # the event's know of exchanges
         )
@@ -153,7 +156,8 @@ def keep(
 ) -> KeptRun | None:
     """Keep what a second run needs, and listen to the gradients of the graph's outputs.
 
-    The autograd nodes are hooked, not the tensors, so users do not see the hooks.
+    The autograd nodes are hooked, not the tensors, so users do not see the hooks. What is kept is
+    also found with the nodes.
 
     Args:
         run: a graph run that has returned.
@@ -193,6 +197,8 @@ def keep(
     )
     for node, numbers in nodes.items():
         node.register_prehook(Listener(kept, numbers, arrived))
+        for number, position in numbers:
+            metadata_of(node)[RAN, number] = kept, position
     return kept
 
 

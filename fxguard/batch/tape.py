@@ -38,6 +38,7 @@ from fxguard.source.lines import Place
 
 __all__ = ["MADE", "Tape"]
 
+GONE = "operations between graphs that cannot run again"
 MOST_COPIED = 2**20  # elements of a tensor that is about to be written
 MADE = "fxguard.made"  # key in the metadata of autograd nodes: the tape and what was made there
 
@@ -199,7 +200,8 @@ class Tape:
         call.made += ((path, value.number),)
         self._remember(tensor, value)
         if node is not None:
-            metadata_of(node)[MADE, tensor.output_nr] = self._me, value
+            # An operation may hand on what it has read, such as `float`.
+            metadata_of(node).setdefault((MADE, tensor.output_nr), (self._me, value))
 
     def _has_run(self, call: Noted, place: Place | None) -> None:
         call.place = place
@@ -337,6 +339,15 @@ class Tape:
                 todo += [each for each in call.read if isinstance(each, Made)]
                 call.let_go()
 
+    @staticmethod
+    def read_by(roots: Iterable[Made]) -> list[Given]:
+        """What the operations that lead to some values read: the arguments of :meth:`run`.
+
+        Raises:
+            FxguardError: when it was let go.
+        """
+        return list(_given_to(_leading_to(roots)).values())
+
     def run(
         self, roots: Sequence[Made], ended: Collection[int] = ()
     ) -> tuple[GraphRun, Callable[[], None]]:
@@ -354,9 +365,9 @@ class Tape:
                 collective would be issued.
         """
         calls = _leading_to(roots)
-        if any(call.is_gone or waits(call.func, ()) for call in calls):
-            raise FxguardError("operations between graphs that cannot run again")
-        given = {x.number: x for call in calls for x in call.read if isinstance(x, Given)}
+        if any(waits(call.func, ()) for call in calls):
+            raise FxguardError(GONE)
+        given = _given_to(calls)
         if not all(_is_as_it_was(each.tensor, each.version) for each in given.values()):
             raise FxguardError("an input of operations between graphs was changed or freed")
         numbers = [root.number for root in roots]
@@ -397,6 +408,16 @@ def _leading_to(values: Iterable[Made]) -> list[Noted]:
             found[value.call.order] = value.call
             todo += [each for each in value.call.read if isinstance(each, Made)]
     return [found[order] for order in sorted(found)]
+
+
+def _given_to(calls: Iterable[Noted]) -> dict[int, Given]:
+    """What some calls read that none of them made, by its number."""
+    given = dict[int, Given]()
+    for call in calls:
+        if call.is_gone:
+            raise FxguardError(GONE)
+        given.update((x.number, x) for x in call.read if isinstance(x, Given))
+    return given
 
 
 def _find_examples(

@@ -35,7 +35,13 @@ LOSSES = ("loss", "entropy", "nll")  # in names of operations that compare outpu
 
 
 def explained(
-    series: list[Series], steps: list[int], table: Tensor, far: Tensor, exits: list[Exit]
+    series: list[Series],
+    steps: list[int],
+    table: Tensor,
+    far: Tensor,
+    exits: list[Exit],
+    *,
+    may_be_data: bool = True,
 ) -> Event:
     """The event that the last line shows.
 
@@ -45,13 +51,16 @@ def explained(
         table: the numbers.
         far: their distances from their bands, in deviations.
         exits: what left its band first, in order of execution: one at least.
+        may_be_data: whether the batch may be to blame. If not, only what else left its band is.
     """
+    others = [one for one in exits if CAUSE.get(series[one.place].kind) != "data"]
+    exits = exits if may_be_data else others or exits
     first = exits[0]
     known, begin = series[first.place], steps[first.line]
     moved, loss = _moved(series, far, first.line)
     cause, what = CAUSE.get(known.kind, "unknown"), known.what
     evidence = [said(series, steps, table, first)]
-    given = _given(series, known)
+    given = _given(series, known) if may_be_data else []
     if given:
         cause, what = "data", " or ".join(one.what for one in given)
         names = " and ".join(one.what for one in given)

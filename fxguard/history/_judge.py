@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -20,7 +21,14 @@ from fxguard.report.event import Event
 
 __all__ = ["Judge"]
 
+IsData = Callable[[int], bool | None]
+
 SETTLED = 32  # steps within the band after which an event has ended
+
+
+def not_known(step: int) -> bool | None:
+    """Of a step whose batch was not run again."""
+    return None
 
 
 class Judge:
@@ -57,12 +65,27 @@ class Judge:
             self._gradients.add(place)
         return place
 
-    def seen(self, row: Row) -> list[Event]:
-        """Take the numbers of one step; return the events that it shows."""
-        with own_arithmetic():
-            return self._seen(row)
+    def watch_of(self, loss: int) -> Watch | None:
+        """What says whether a loss jumps; None if the series is no loss."""
+        return self._losses.get(loss)
 
-    def _seen(self, row: Row) -> list[Event]:
+    @property
+    def has_event(self) -> bool:
+        """Whether an event goes on."""
+        return self._event is not None
+
+    def seen(self, row: Row, is_data: IsData = not_known) -> list[Event]:
+        """Take the numbers of one step; return the events that it shows.
+
+        Args:
+            row: the numbers.
+            is_data: given the step in which something left its band, whether second runs have shown
+                that the batch is the cause, or another cause; None if they have shown neither.
+        """
+        with own_arithmetic():
+            return self._seen(row, is_data)
+
+    def _seen(self, row: Row, is_data: IsData) -> list[Event]:
         numbers = self._rows.add(row)
         is_calm = self._is_calm(row.step)
         climb = self._climbs.seen(self._rows, self._series, is_calm=is_calm)
@@ -77,7 +100,7 @@ class Judge:
             return grown
         if not jumped:
             return grown
-        event = self._explained()
+        event = self._explained(is_data)
         if event is not None:
             self._calm, self._event = 0, row.step
             grown.append(event)
@@ -114,7 +137,7 @@ class Judge:
                     found = lines[-1], said(self._series, steps, table, one)
         return () if found is None else (found[1],)
 
-    def _explained(self) -> Event | None:
+    def _explained(self, is_data: IsData) -> Event | None:
         """What the last row shows; None if nothing in it is out of its own band."""
         steps, table = self._rows.last(KEPT, len(self._series))
         values = in_octaves(table, self._series)
@@ -124,4 +147,7 @@ class Judge:
             return jump_of_growth(self._series, steps, table, far, climb, self._begin)
         after = max((line for line, step in enumerate(steps) if step <= self._ended), default=-1)
         exits = first_exit(self._series, values, far, after)
-        return explained(self._series, steps, table, far, exits) if exits else None
+        if not exits:
+            return None
+        may_be_data = is_data(steps[exits[0].line]) is not False
+        return explained(self._series, steps, table, far, exits, may_be_data=may_be_data)

@@ -12,7 +12,8 @@ USUAL = 64  # steps that say what is usual
 ENOUGH = 12  # of them are needed
 NORMAL = 1.4826  # the median of distances from the median becomes a standard deviation
 FLOOR = 0.1  # of a deviation, in octaves: a series never counts as steadier than 7 %
-JUMP = 6.0  # deviations of the mean of three steps
+WIDTH = 3  # steps whose mean is looked at
+JUMP = 6.0  # deviations of that mean
 BEYOND_USUAL = 1.25  # times as far as the series has been
 FORGETS = 0.998  # in each step
 LATER = 8  # steps after which a distance counts as one while nothing happened
@@ -35,7 +36,7 @@ class Watch:
     """The numbers of one series, of which some are negative or not."""
 
     def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=3)
+        self._last: deque[float] = deque(maxlen=WIDTH)
         self._means: deque[float] = deque(maxlen=USUAL)
         self._raw: deque[float] = deque(maxlen=USUAL)
         self._limit = math.inf
@@ -51,22 +52,50 @@ class Watch:
         if math.isnan(value):
             return False
         if value == HUGE:
-            return len(self._means) == USUAL  # what is infinite says nothing about what is usual
+            return self.known == USUAL  # what is infinite says nothing about what is usual
+        found = self.is_above(number)
         self._last.append(value)
         mean = sum(self._last) / len(self._last)
-        found = False
-        if len(self._means) == USUAL:
-            if self._age % REFRESHED == 0:
-                self._refresh()
-            if mean > self._limit or value > self._limit_at_once:
-                self._refresh()
-                found = mean > self._limit or value > self._limit_at_once
-                found = found and not self._is_usual_with_sign(number)
+        if self.known == USUAL:
             self._age += 1
             self._learn((mean - self._middle) / self._deviation, found)
         self._means.append(mean)
         self._raw.append(number)
         return found
+
+    @property
+    def known(self) -> int:
+        """How many of the numbers are known that say what is usual: up to 64."""
+        return len(self._means)
+
+    @property
+    def usual(self) -> float:
+        """The median of the last numbers; NaN before the first."""
+        return median(self._raw) if self._raw else math.nan
+
+    def is_above(self, number: float) -> bool:
+        """Whether the number of a step would be above the band; nothing is learned from it."""
+        value = octaves(number)
+        if not (self.known == USUAL and value < HUGE):  # NaN included
+            return False
+        if self._age % REFRESHED == 0:
+            self._refresh()
+        if not self._is_out(value):
+            return False
+        self._refresh()
+        return self._is_out(value) and not self._is_usual_with_sign(number)
+
+    def may_jump(self, number: float) -> bool:
+        """Whether a number is so far above all others that the steps behind it may be, too."""
+        value = octaves(number)
+        if not (self.known == USUAL and value < HUGE):
+            return False
+        far = self._middle + JUMP * self._deviation
+        return value > far and number > max(self._raw) and self._age > 0
+
+    def _is_out(self, value: float) -> bool:
+        last = [*self._last, value][-WIDTH:]
+        return sum(last) / len(last) > self._limit or value > self._limit_at_once
 
     def _learn(self, far: float, found: bool) -> None:
         """Note how far from its median a series goes while nothing happens."""

@@ -24,13 +24,15 @@ from fxguard.guard.listeners import Listener, Recorded
 from fxguard.history._backwards import hear_of_backwards
 from fxguard.history._buffers import Buffers
 from fxguard.history._data import note_data, note_inputs, targets_of
-from fxguard.history._judge import Judge
+from fxguard.history._judge import Judge, not_known
 from fxguard.history._losses import Losses
 from fxguard.history._news import News
 from fxguard.history._open_step import OpenStep
 from fxguard.history._operations import Operations, named_line
 from fxguard.history._resumed import Beginning, judged, last_rows
 from fxguard.history._series import Row, Series
+from fxguard.history._trials import Trials
+from fxguard.history._tried import with_trial
 from fxguard.history._weights import WeightsOfOptimizer
 from fxguard.history._writer import Writer, need_pyarrow
 from fxguard.ranks import agreement
@@ -69,6 +71,7 @@ class Histories(Listener):
         self.step = OpenStep(self._register)
         self.operations = Operations(self.step)
         self._losses = Losses()
+        self.trials = Trials(lambda: self.judge)
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, WeightsOfOptimizer]
         self._optimizers = weakref.WeakKeyDictionary()
         self._buffers: Buffers | None = None  # None before the first call
@@ -173,10 +176,15 @@ class Histories(Listener):
         self.number += 1
         self._calls, self._has_stepped = 0, False
         writer.add(row)
-        events = self._as_before([*map(self._named, self.judge.seen(row))], row)
+        events = self._as_before(self._events_of(row), row)
         for event in events:
             writer.event(event)
         self._news.tell(events)
+
+    def _events_of(self, row: Row) -> list[Event]:
+        trial = self.trials.of_step(row.step)
+        found = self.judge.seen(row, not_known if trial is None else trial.shows_data)
+        return [with_trial(self._named(event), trial, self._series) for event in found]
 
     def _as_before(self, events: list[Event], row: Row) -> list[Event]:
         """The events of a step; none if a resumed run turns out to be another training."""
@@ -215,7 +223,9 @@ class Histories(Listener):
             return
         for root in roots:
             if (found := self._losses.of_root(root)) is not None:
-                self.step.later(self.step.series("loss", "loss", named_line(place)), *found)
+                series = self.step.series("loss", "loss", named_line(place))
+                self.step.later(series, *found)
+                self.trials.loss_comes(series, root, *found, self.number)
                 for target in targets_of(root):
                     note_data(self.step, "target", "targets", target)
 

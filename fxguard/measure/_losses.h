@@ -571,7 +571,8 @@ typedef struct {
     char is_one; /* and no tuple of one */
 } Results;
 
-/* Notes at the node of autograd what a tensor holds on the tape. */
+/* Notes at the node of autograd what a tensor holds on the tape, unless something is noted there: an
+   operation may hand on what it has read. */
 static int mark_node(PyObject *tensor, PyObject *me, PyObject *value) {
     PyObject *node = PyObject_GetAttr(tensor, grad_fn);
     if (node == NULL || node == Py_None) {
@@ -582,7 +583,9 @@ static int mark_node(PyObject *tensor, PyObject *me, PyObject *value) {
     PyObject *number = PyObject_GetAttr(tensor, name_of.output_nr);
     PyObject *key = number == NULL ? NULL : PyTuple_Pack(2, losses.mark, number);
     PyObject *pair = PyTuple_Pack(2, me, value);
-    const int is_set = kept != NULL && key != NULL && pair != NULL && PyDict_SetItem(kept, key, pair) == 0;
+    const int has_all = kept != NULL && key != NULL && pair != NULL;
+    const int is_known = has_all ? PyDict_Contains(kept, key) : -1;
+    const int is_set = is_known > 0 || (is_known == 0 && PyDict_SetItem(kept, key, pair) == 0);
     Py_DECREF(node);
     Py_XDECREF(kept);
     Py_XDECREF(number);

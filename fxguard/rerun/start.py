@@ -32,7 +32,7 @@ from fxguard.rerun.differences import TOLERANCE
 from fxguard.rerun.drawn import Drawn, drawn_in
 from fxguard.rerun.walk import Walk, Watcher, Watchers
 
-__all__ = ["Start", "look_through", "with_aliases", "written_since"]
+__all__ = ["GONE", "Start", "look_through", "with_aliases", "written_since"]
 
 GONE = "an input of its graph is gone"
 FREED = "an input of its graph has been freed"

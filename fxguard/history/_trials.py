@@ -1,0 +1,203 @@
+"""Second runs of a batch whose loss jumps: the same once more, and that of other batches.
+
+They are made before the backward: the weights are those that the loss was computed with. What was
+tried once on a healthy batch, with the numbers of the first run, is tried again when a loss jumps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fxguard.forgiving import theirs, where_theirs_may_raise
+from fxguard.graph.nodes import class_name
+from fxguard.graph.wide_form import NotJudged
+from fxguard.history._judge import Judge
+from fxguard.history._kept_batches import MOST, KeptBatches
+from fxguard.history._one_sample import Sample, sample_that_matters
+from fxguard.history._watch import USUAL
+from fxguard.ranks import agreement
+from fxguard.rerun.lineage import Lineage
+
+__all__ = ["Trial", "Trials"]
+
+PAUSE = 8  # steps between two trials
+LATE = 8  # steps from a trial to the event that it tells of
+LONGEST = 10.0  # seconds after which no further second run begins
+AMONG_RANKS = 1.0  # likewise, where other ranks wait for the backward
+CLEARLY = 0.25  # of the jump: a loss that is less above the usual one is one of a healthy batch
+CLOSE = 1e-3  # relative: a second run repeats a loss
+FORMS = 8  # in which losses came about, for which it is tried once whether a second run does
+
+TOO_LARGE = "a batch takes more than 64 MB"
+OTHERS = "the batches before had other shapes"
+SLOW = "second runs of it take too long"
+UNLIKE = "a second run of the batch does not repeat its loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What second runs of a batch have given, with the weights of the first run."""
+
+    step: int
+    usual: float  # the median of the losses before
+    loss: float  # as the training has computed it
+    again: float = math.nan  # the same run once more; NaN if none was made
+    before: tuple[tuple[int, float], ...] = ()  # steps and losses of batches before, the last first
+    sample: Sample | None = None  # that makes the loss of this one
+    why_not: str = ""  # no second run was made, or it tells nothing
+
+    def is_usual(self, loss: float, share: float = 0.5) -> bool:
+        """Whether a loss is above what is usual by less than this share of the jump."""
+        return loss < self.usual + share * (self.loss - self.usual)
+
+    @property
+    def is_machines(self) -> bool:
+        """Whether the same run has given another loss, as those before it were."""
+        return not self.why_not and self.is_usual(self.again)
+
+    def before_step(self, step: int) -> tuple[int, float] | None:
+        """The last batch that was tried of those before a step, with its loss now."""
+        return next((each for each in self.before if each[0] < step), None)
+
+    def shows_data(self, begin: int) -> bool | None:
+        """Whether the batch makes the jump of its loss, and no weight, setting or operation.
+
+        Args:
+            begin: the step in which something left its band first.
+
+        Returns:
+            None if the trial does not show it: the batches before came after that step, or the
+            weights have been written since.
+        """
+        before = self.before_step(begin)
+        if before is None or self.why_not:
+            return None
+        if self.is_usual(before[1], CLEARLY):
+            return True
+        return False if begin == self.step and not self.is_usual(before[1]) else None
+
+
+class Trials:
+    """Keeps what second runs need, and makes them when a loss jumps.
+
+    Args:
+        judge: gives what says whether it does: a resumed run replaces it.
+    """
+
+    def __init__(self, judge: Callable[[], Judge]) -> None:
+        self._judge = judge
+        self._kept = KeptBatches()
+        self._repeated = set[Hashable]()  # forms of losses that a second run has repeated
+        self._not_repeated = set[Hashable]()
+        self.last: Trial | None = None  # the last trial
+
+    def loss_comes(
+        self, series: int, root: Tensor, loss: Tensor, scale: Tensor | None, step: int
+    ) -> None:
+        """Called before a backward.
+
+        Args:
+            series: the position of the series of the loss.
+            root: the tensor that the backward begins with.
+            loss: its number, of one element.
+            scale: what that is divided by; None for nothing.
+            step: the step that runs.
+        """
+        judge = self._judge()
+        watch = judge.watch_of(series)
+        if watch is None or watch.known < USUAL - MOST:
+            return
+        by = 1.0 if scale is None else float(scale)
+        number = float(loss) / by
+        jumps = watch.may_jump(number) and not judge.has_event
+        if self.last is not None and step < self.last.step + PAUSE:
+            jumps = False
+        try:
+            lineage = Lineage(root)
+        except NotJudged as reason:
+            if jumps:
+                self.last = Trial(step, watch.usual, number, why_not=str(reason))
+            return
+        losses = _Losses(lineage, by)
+        if jumps:
+            self.last = self._tried(Trial(step, watch.usual, number), series, losses)
+        elif watch.known >= USUAL and len(self._repeated | self._not_repeated) < FORMS:
+            self._repeat_once(losses, number)
+        self._kept.keep(series, step, lineage.data)
+
+    def of_step(self, step: int) -> Trial | None:
+        """The last trial, if it tells of an event that a step shows."""
+        last = self.last
+        return last if last is not None and step - LATE <= last.step <= step else None
+
+    def _repeat_once(self, losses: _Losses, number: float) -> None:
+        """See whether a second run repeats a healthy loss."""
+        form = losses.lineage.form
+        if form not in self._repeated and form not in self._not_repeated:
+            repeats = False
+            with where_theirs_may_raise():  # an operation that does not run twice, no memory
+                repeats = _are_close(losses.of(), number)
+            (self._repeated if repeats else self._not_repeated).add(form)
+
+    def _tried(self, trial: Trial, series: int, losses: _Losses) -> Trial:
+        try:
+            again = losses.of()
+            trial = replace(trial, again=again)
+            if not _are_close(again, trial.loss):
+                is_known = losses.lineage.form in self._repeated
+                is_machines = is_known and trial.is_usual(again) and losses.of() == again
+                return trial if is_machines else replace(trial, why_not=UNLIKE)
+            data = losses.lineage.data
+            before = [
+                (step, losses.of(others))
+                for step, others in self._kept.before(series, data)
+                if losses.has_time
+            ]
+            trial = replace(trial, before=tuple(before), why_not=self._why_none(before))
+            if before and trial.is_usual(before[0][1]):
+                sample = sample_that_matters(losses.of, data, again, before[0][1])
+                trial = replace(trial, sample=sample)
+        except NotJudged as reason:
+            return trial if trial.before else replace(trial, why_not=str(reason))
+        except theirs() as error:  # an operation that does not run twice, no memory
+            return trial if trial.before else replace(trial, why_not=_first_line(error))
+        return trial
+
+    def _why_none(self, before: Sequence[object]) -> str:
+        if before:
+            return ""
+        return TOO_LARGE if self._kept.is_too_large else OTHERS
+
+
+class _Losses:
+    """Makes second runs of one batch, for some time."""
+
+    def __init__(self, lineage: Lineage, scale: float) -> None:
+        self.lineage = lineage
+        self._scale = scale
+        longest = LONGEST if agreement.rank_and_count()[1] == 1 else AMONG_RANKS
+        self._end = time.monotonic() + longest
+
+    @property
+    def has_time(self) -> bool:
+        """Whether another one may begin."""
+        return time.monotonic() < self._end
+
+    def of(self, data: Sequence[Tensor] | None = None) -> float:
+        """The loss of other data, or of the same."""
+        if not self.has_time:
+            raise NotJudged(SLOW)
+        return float(self.lineage.again(data)) / self._scale
+
+
+def _are_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE * CLOSE)
+
+
+def _first_line(error: Exception) -> str:
+    return f"a second run raised {class_name(type(error))}: {str(error).partition(chr(10))[0][:80]}"

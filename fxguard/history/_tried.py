@@ -1,0 +1,72 @@
+"""What second runs say of an event: sentences, and its cause where they show another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fxguard.history._series import Series
+from fxguard.history._trials import Trial
+from fxguard.report.event import Event
+
+__all__ = ["with_trial"]
+
+NOT_TRIED = "not tried: {}"
+NOT_WRITTEN = ("gradient", "operation", "unknown")  # causes with which no weight is written
+NO_JUMP = "not tried: the loss has not jumped"
+
+
+def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> Event:
+    """The event with what was tried.
+
+    Args:
+        event: what happened.
+        trial: second runs of a batch; None if there were none.
+        series: all series.
+    """
+    if event.cause == "growth":
+        return event
+    if trial is None or trial.step < event.step:
+        return replace(event, tried=(NO_JUMP,))
+    if trial.why_not:
+        return replace(event, tried=(NOT_TRIED.format(trial.why_not),))
+    tried = tuple(_sentences(trial, event.step))
+    if trial.is_machines:
+        return replace(event, cause="machine", tried=tried)
+    if event.cause in NOT_WRITTEN and trial.shows_data(event.step):
+        what = " or ".join(_given(series)) or event.what
+        return replace(
+            event, cause="data", step=trial.step, what=what, source="", lead=0, tried=tried
+        )
+    return replace(event, tried=tried)
+
+
+def _sentences(trial: Trial, begin: int) -> list[str]:
+    if trial.is_machines:
+        return [f"the same run once more gives {trial.again:.3g}, not {trial.loss:.3g}"]
+    found = list[str]()
+    before = trial.before_step(begin)
+    if before is not None:
+        as_well = "" if trial.is_usual(before[1]) else ", too"
+        text = f"with these weights {_which(trial.step - before[0])} gives {before[1]:.3g}{as_well}"
+        if trial.sample is not None:
+            index, loss = trial.sample
+            text += (
+                f", with another sample in the place of sample {index} this one gives {loss:.3g}"
+            )
+        found.append(f"the batch: {text}")
+    found.append(f"the same run once more gives {trial.again:.3g} again")
+    return found
+
+
+def _which(steps: int) -> str:
+    if steps == 0:
+        return "the batch before, of the same step,"
+    return "the batch before" if steps == 1 else f"the batch of {steps} steps before"
+
+
+def _given(series: Sequence[Series]) -> list[str]:
+    """What models and losses are given, by the names that events have for it."""
+    kinds = ("target", "input")
+    named = (one.what for kind in kinds for one in series if one.kind == kind)
+    return list(dict.fromkeys(named))[:2]
