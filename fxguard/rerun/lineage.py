@@ -35,7 +35,7 @@ NOTHING = "nothing that fxguard followed has made the loss"
 LONG = f"more than {MOST} graphs and operations led to the loss"
 WRITTEN = "a graph writes what was computed before it"
 FUNCTION = "{}, an autograd function of the script, made a part of the loss"
-UNSEEN = "{} behind the model was not followed, as fxguard run and fxguard.watch follow a loss"
+UNSEEN = "{} is made outside the model: only fxguard.watch and fxguard run see it run"
 DRAWN = "a compiler draws the random numbers of a graph"
 
 

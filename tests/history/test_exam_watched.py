@@ -1,0 +1,71 @@
+"""The exam of `fxguard.history` as users meet it: `fxguard.watch` keeps the history, and reruns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from torch import nn
+from torch.optim import Optimizer
+
+import fxguard
+from fxguard.types import Event
+from history.exam.healthy import HEALTHY, Healthy
+from history.exam.planted import PLANTED, Planted
+from history.exam.training import Started
+from history.test_exam_events import BEND
+
+PLANTED_SAMPLE = {"mlp-dropout-of-nearly-all", "mlp-momentum-turned"}
+HEALTHY_SAMPLE = {"mlp-epochs": 150}
+
+
+def watched(folder: Path, train: Callable[[Started], object]) -> tuple[list[Event], object]:
+    """The events of a training, and what it returns."""
+    with ExitStack() as stack:
+
+        def started(model: nn.Module, optimizer: Optimizer) -> None:
+            stack.enter_context(fxguard.watch(model, history=folder))
+
+        made = train(started)
+    folders = [folder, *(each for each in folder.iterdir() if each.is_dir())]
+    return [event for each in folders for event in fxguard.load_history(each).events], made
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(
+            run, id=run.name, marks=() if run.name in PLANTED_SAMPLE else pytest.mark.campaign
+        )
+        for run in PLANTED
+    ],
+)
+def test_a_planted_cause_is_named(tmp_path: Path, run: Planted) -> None:
+    """Its kind, its name and its step; what is tried changes nothing of the training."""
+    (first, *_), losses = watched(tmp_path, run.train)
+    assert first.cause == run.cause
+    assert any(part in first.what for part in run.what)
+    assert abs(first.step - run.step) <= (BEND if run.cause == "growth" else 1)
+    assert losses == run.train(lambda *pair: None)
+
+
+@pytest.mark.parametrize(
+    ("run", "steps"),
+    [
+        *(
+            pytest.param(run, HEALTHY_SAMPLE[run.name], id=run.name)
+            for run in HEALTHY
+            if run.name in HEALTHY_SAMPLE
+        ),
+        *(
+            pytest.param(run, run.steps, id=f"{run.name}-in-full", marks=pytest.mark.campaign)
+            for run in HEALTHY
+        ),
+    ],
+)
+def test_a_healthy_run_has_no_events(tmp_path: Path, run: Healthy, steps: int) -> None:
+    found, losses = watched(tmp_path, lambda started: run.train(started, steps))
+    assert found == []
+    assert losses == run.train(lambda *pair: None, steps)
