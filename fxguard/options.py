@@ -45,6 +45,7 @@ class InstrumentOptions(TypedDict, total=False):
     sync_ranks: bool
     trace_to: str | os.PathLike[str] | None
     history: str | os.PathLike[str] | None
+    history_weights: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,13 @@ class Options:
             "help": "keep the numbers of every training step in this folder, and say why the loss "
             "jumped",
             "metavar": "FOLDER",
+        },
+    )
+    history_weights: bool = field(
+        default=False,
+        metadata={
+            "help": "when the loss jumps, also try the weights of the four steps before: takes the "
+            "memory of four copies of the weights"
         },
     )
     abort_after_batch_num: int | None = field(
@@ -168,7 +176,8 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name in ("strict", "replay", "backward", "reproduce_ranges_only", "sync_ranks"):
+        switches = ("strict", "replay", "backward", "reproduce_ranges_only", "sync_ranks")
+        for name in (*switches, "history_weights"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} has to be True or False, got {getattr(self, name)!r}")
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
@@ -223,6 +232,8 @@ class Options:
             raise UsageError(
                 "reproduce_ranges_only says what is written into reproduce_to: give it"
             )
+        if self.history_weights and self.history is None:
+            raise UsageError("history_weights adds to what a history tries: give history too")
         patterns = self.ignore
         if isinstance(patterns, str) or not isinstance(patterns, Iterable):
             raise UsageError(f"ignore has to be a list of globs, got {patterns!r}")

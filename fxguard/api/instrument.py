@@ -42,6 +42,7 @@ def instrument(
     sync_ranks: bool = False,
     trace_to: str | os.PathLike[str] | None = None,
     history: str | os.PathLike[str] | None = None,
+    history_weights: bool = False,
 ) -> Model:
     """Check every operation of a model for inf and NaN, in forward and backward, in place.
 
@@ -99,6 +100,8 @@ def instrument(
             next: ranges of operations, losses, gradients, weights, the optimizer's settings and
             states. When the loss or a gradient jumps, a line on stderr says what changed first.
             :func:`fxguard.load_history` reads the folder. It needs ``fxguard[history]``.
+        history_weights: when the loss jumps, also run the batch with the weights of each of the
+            four steps before. It takes the memory of four copies of the weights.
 
     Returns:
         The same object; for a function, a module that looks like it and calls it.
@@ -128,6 +131,7 @@ def instrument(
         sync_ranks=sync_ranks,
         trace_to=trace_to,
         history=history,
+        history_weights=history_weights,
     )
     module: Any = model if isinstance(model, Module) else module_of(model)
     check_can_instrument(module)

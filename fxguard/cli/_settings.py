@@ -25,7 +25,13 @@ __all__ = [
 
 NAMES = (*(option.name for option in fields(Options)), "report")
 PATHS = ("report", "trace_to", "reproduce_to", "history")
-NOT_REPEATED = (*PATHS, "reproduce_ranges_only", "trace_batch_nums", "abort_after_batch_num")
+NOT_REPEATED = (
+    *PATHS,
+    "reproduce_ranges_only",
+    "history_weights",
+    "trace_batch_nums",
+    "abort_after_batch_num",
+)
 
 
 class UnreadError(UsageError):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxguard.measure.at_hand import own_arithmetic, version_of
 
-__all__ = ["MOST", "KeptBatches"]
+__all__ = ["MOST", "KeptBatches", "form_of"]
 
 MOST = 4  # batches
 MOST_BYTES = 2**26  # of all copies together
@@ -72,7 +72,7 @@ class KeptBatches:
         """The copies of batches of the same shapes, the last first, each with its step."""
         for batch in reversed(self._batches.get(loss, ())):
             data = [copy.numbers for copy in batch.data]
-            if [*map(_form, data)] == [*map(_form, like)]:
+            if [*map(form_of, data)] == [*map(form_of, like)]:
                 yield batch.step, data
 
     def _make_room(self) -> None:
@@ -98,5 +98,6 @@ def _copied(tensor: Tensor, before: _Copy | None) -> _Copy:
     return _Copy(tensor.detach().clone(), weakref.ref(tensor), version_of(tensor))
 
 
-def _form(tensor: Tensor) -> tuple[object, ...]:
+def form_of(tensor: Tensor) -> tuple[object, ...]:
+    """What a copy of a tensor has in common with it, beside its numbers."""
     return tensor.shape, tensor.dtype, tensor.device

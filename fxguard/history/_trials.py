@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
+from torch.nn import Module
 
 from fxguard.forgiving import theirs, where_theirs_may_raise
 from fxguard.graph.nodes import class_name
 from fxguard.graph.wide_form import NotJudged
 from fxguard.history._judge import Judge
 from fxguard.history._kept_batches import MOST, KeptBatches
+from fxguard.history._kept_weights import KeptWeights
 from fxguard.history._one_sample import Sample, sample_that_matters
 from fxguard.history._watch import USUAL
 from fxguard.ranks import agreement
@@ -48,6 +50,7 @@ class Trial:
     loss: float  # as the training has computed it
     again: float = math.nan  # the same run once more; NaN if none was made
     before: tuple[tuple[int, float], ...] = ()  # steps and losses of batches before, the last first
+    weights: tuple[tuple[int, float], ...] = ()  # likewise of this batch with the weights of steps
     sample: Sample | None = None  # that makes the loss of this one
     why_not: str = ""  # no second run was made, or it tells nothing
 
@@ -87,10 +90,12 @@ class Trials:
 
     Args:
         judge: gives what says whether it does: a resumed run replaces it.
+        model: gives the model whose earlier weights are tried too; None for no such trial.
     """
 
-    def __init__(self, judge: Callable[[], Judge]) -> None:
-        self._judge = judge
+    def __init__(self, judge: Callable[[], Judge], model: Callable[[], Module | None]) -> None:
+        self._judge, self._model = judge, model
+        self._weights = KeptWeights()
         self._kept = KeptBatches()
         self._repeated = set[Hashable]()  # forms of losses that a second run has repeated
         self._not_repeated = set[Hashable]()
@@ -129,6 +134,8 @@ class Trials:
         elif watch.known >= USUAL and len(self._repeated | self._not_repeated) < FORMS:
             self._repeat_once(losses, number)
         self._kept.keep(series, step, lineage.data)
+        if (model := self._model()) is not None:
+            self._weights.keep(step, model)
 
     def of_step(self, step: int) -> Trial | None:
         """The last trial, if it tells of an event that a step shows."""
@@ -159,6 +166,7 @@ class Trials:
                 if losses.has_time
             ]
             trial = replace(trial, before=tuple(before), why_not=self._why_none(before))
+            trial = replace(trial, weights=tuple(self._with_weights(trial, losses)))
             if before and trial.is_usual(before[0][1]):
                 sample = sample_that_matters(losses.of, data, again, before[0][1])
                 trial = replace(trial, sample=sample)
@@ -167,6 +175,16 @@ class Trials:
         except theirs() as error:  # an operation that does not run twice, no memory
             return trial if trial.before else replace(trial, why_not=_first_line(error))
         return trial
+
+    def _with_weights(self, trial: Trial, losses: _Losses) -> Iterator[tuple[int, float]]:
+        """The loss with the weights of earlier steps, back to the first with which it is usual."""
+        for step, weights in self._weights.before(trial.step):
+            if not losses.has_time:
+                break
+            loss = losses.of(weights=weights)
+            yield step, loss
+            if trial.is_usual(loss):
+                break
 
     def _why_none(self, before: Sequence[object]) -> str:
         if before:
@@ -188,11 +206,15 @@ class _Losses:
         """Whether another one may begin."""
         return time.monotonic() < self._end
 
-    def of(self, data: Sequence[Tensor] | None = None) -> float:
-        """The loss of other data, or of the same."""
+    def of(
+        self,
+        data: Sequence[Tensor] | None = None,
+        weights: Mapping[int, Tensor] | None = None,
+    ) -> float:
+        """The loss of other data or with other weights, or of the same."""
         if not self.has_time:
             raise NotJudged(SLOW)
-        return float(self.lineage.again(data)) / self._scale
+        return float(self.lineage.again(data, weights)) / self._scale
 
 
 def _are_close(one: float, other: float) -> bool:

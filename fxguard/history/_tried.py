@@ -55,6 +55,13 @@ def _sentences(trial: Trial, begin: int) -> list[str]:
                 f", with another sample in the place of sample {index} this one gives {loss:.3g}"
             )
         found.append(f"the batch: {text}")
+    if trial.weights:
+        *later, (step, loss) = trial.weights
+        as_well = "" if trial.is_usual(loss) else ", too"
+        text = f"with those of step {step} this batch gives {loss:.3g}{as_well}"
+        if later and not as_well:
+            text += f", with those of step {later[-1][0]} {later[-1][1]:.3g}"
+        found.append(f"the weights: {text}")
     found.append(f"the same run once more gives {trial.again:.3g} again")
     return found
 

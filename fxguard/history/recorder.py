@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
@@ -71,7 +72,7 @@ class Histories(Listener):
         self.step = OpenStep(self._register)
         self.operations = Operations(self.step)
         self._losses = Losses()
-        self.trials = Trials(lambda: self.judge)
+        self.trials = Trials(lambda: self.judge, self._model_of_weights)
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, WeightsOfOptimizer]
         self._optimizers = weakref.WeakKeyDictionary()
         self._buffers: Buffers | None = None  # None before the first call
@@ -207,6 +208,9 @@ class Histories(Listener):
             return event
         evidence = (changed.sentence, *event.evidence[1:])
         return replace(event, what=changed.what, source=changed.source, evidence=evidence)
+
+    def _model_of_weights(self) -> Module | None:
+        return self.recorder.model if self.options.history_weights else None
 
     def _names_of_arguments(self) -> list[str]:
         if self._arguments is None:

@@ -66,10 +66,10 @@ def train(
         yield loss.item()
 
 
-def first_event(folder: Path, **keywords: object) -> Event:
+def first_event(folder: Path, history_weights: bool = False, **keywords: object) -> Event:
     torch.manual_seed(0)
     model = Net()
-    with fxguard.watch(model, history=folder):
+    with fxguard.watch(model, history=folder, history_weights=history_weights):
         list(train(model, **keywords))  # type: ignore[arg-type]
     event: Event = fxguard.load_history(folder).events[0]
     return event
@@ -143,6 +143,27 @@ def test_a_number_that_no_second_run_makes_is_the_machines(tmp_path: Path) -> No
     (same,) = event.tried
     assert same.startswith("the same run once more gives 0.")
     assert ", not " in same
+
+
+@pytest.mark.parametrize(
+    ("at", "found"),
+    [
+        (other_weights, f"with those of step {JUMP - 1} this batch gives 0."),
+        (one_far_target, f"with those of step {JUMP - 4} this batch gives 2"),
+    ],
+    ids=str,
+)
+def test_weights_of_earlier_steps(tmp_path: Path, at: Callable[..., None], found: str) -> None:
+    """The last ones with which the loss is usual are named; if none is, the oldest."""
+    event = first_event(tmp_path, history_weights=True, at=at)
+    (text,) = [one for one in event.tried if one.startswith("the weights: ")]
+    assert found in text
+    assert text.endswith(", too") == (at is one_far_target)
+
+
+def test_weights_are_of_a_history() -> None:
+    with pytest.raises(fxguard.FxguardError, match="give history too"):
+        fxguard.instrument(Net(), history_weights=True)
 
 
 def test_a_model_that_returns_its_loss(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fxguard.types import Event
 from history.exam.architectures import ARCHITECTURES, text
 from history.exam.training import Fault, Started, train
 
@@ -19,6 +20,7 @@ __all__ = ["PLANTED", "Planted"]
 
 BEYOND = 40  # how many steps a run goes on after the planted one
 CLIMB = 160  # the same for a cause whose effect grows slowly
+BEND = 8  # steps: so near is the beginning of a climb found
 
 # Right names where the gradients of all weights are changed: that of any of them.
 ALL_GRADIENTS = ("gradient", "weight", "bias")
@@ -39,6 +41,12 @@ class Planted:
     cause: str
     what: tuple[str, ...]
     train: Callable[..., list[float]]
+
+    def is_named_by(self, event: Event) -> bool:
+        """Whether an event is this, by its kind, its name and its step."""
+        apart = BEND if self.cause == "growth" else 1
+        is_named = any(part in event.what for part in self.what)
+        return event.cause == self.cause and is_named and abs(event.step - self.step) <= apart
 
 
 # Data: from the planted step on, or in one batch.
