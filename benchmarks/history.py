@@ -4,18 +4,22 @@
     python benchmarks/history.py --rounds 40 --models gpt
 
 A step is forward, loss, backward and AdamW. Times of the processor, of one thread, the three models
-of a round in random order; the numbers are medians of the ratios of single rounds, after rounds in
-which bands and files fill.
+of a round in random order, each in a process of its own; the numbers are medians of the ratios of
+single rounds, after rounds in which bands and files fill.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 from tabulate import tabulate
@@ -24,6 +28,8 @@ from torch import Tensor, nn
 import fxguard
 
 Step = Callable[[], None]
+WARM_UP = 80  # rounds, in which bands fill: from then on batches are kept
+HOW = ("watch", "instrument", "compiled", "replay")  # the last two under Inductor
 
 
 class GPT(nn.Module):
@@ -96,24 +102,56 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Step]]] = 
 }
 
 
-def measured(name: str, rounds: int) -> tuple[str, float, float, float, float]:
-    """The row of one case."""
-    make, stepping = CASES[name]
+@contextmanager
+def guarded(how: str, model: nn.Module, **options: Any) -> Iterator[nn.Module]:
+    """A model that is guarded in one of the ways, as a script calls it."""
+    if how == "watch":
+        with fxguard.watch(model, **options):
+            yield model
+        return
+    fxguard.instrument(model, replay=how == "replay", **options)
+    yield torch.compile(model) if how in ("compiled", "replay") else model
+    fxguard.remove(model)
+
+
+@contextmanager
+def plain(how: str, model: nn.Module) -> Iterator[nn.Module]:
+    """Likewise without fxguard."""
+    yield torch.compile(model) if how in ("compiled", "replay") else model
+
+
+def serve(name: str, how: str, kind: str, orders: Connection) -> None:
+    """Make one step for each order, and answer with its seconds."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
+    make, stepping = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
-        models = {"plain": make(), "guarded": make(), "history": make()}
-        fxguard.instrument(models["guarded"])
-        fxguard.instrument(models["history"], history=folder)
-        steps = {kind: stepping(model) for kind, model in models.items()}
-        took: dict[str, list[float]] = {kind: [] for kind in models}
-        for at in range(rounds + 10):
-            for kind in random.sample(list(models), 3):
+        options = {"history": folder} if kind == "history" else {}
+        entered = plain(how, make()) if kind == "plain" else guarded(how, make(), **options)
+        with entered as model:
+            step = stepping(model)
+            while orders.recv():
                 start = time.process_time()
-                steps[kind]()
-                if at >= 10:
-                    took[kind].append(time.process_time() - start)
-        for model in list(models.values())[1:]:
-            fxguard.remove(model)
+                step()
+                orders.send(time.process_time() - start)
+
+
+def measured(name: str, how: str, rounds: int) -> tuple[str, str, float, float, float, float]:
+    """The row of one case."""
+    spawn = multiprocessing.get_context("spawn")  # a mode of one model is none of another's
+    pipes: dict[str, Connection] = {}
+    for kind in ("plain", "guarded", "history"):
+        pipes[kind], theirs = spawn.Pipe()
+        spawn.Process(target=serve, args=(name, how, kind, theirs), daemon=True).start()
+    took: dict[str, list[float]] = {kind: [] for kind in pipes}
+    for at in range(WARM_UP + rounds):
+        for kind in random.sample(list(pipes), 3):
+            pipes[kind].send(True)
+            seconds = pipes[kind].recv()
+            if at >= WARM_UP:
+                took[kind].append(seconds)
+    for pipe in pipes.values():
+        pipe.send(False)
 
     def ratio(one: str, other: str) -> float:
         return statistics.median(a / b for a, b in zip(took[one], took[other], strict=True))
@@ -122,6 +160,7 @@ def measured(name: str, rounds: int) -> tuple[str, float, float, float, float]:
     cost = [a - b for a, b in zip(took["history"], took["guarded"], strict=True)]
     return (
         name,
+        how,
         1e3 * plain,
         ratio("guarded", "plain"),
         ratio("history", "guarded"),
@@ -134,12 +173,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--models", nargs="+", default=[], metavar="MODEL")
+    parser.add_argument("--how", nargs="+", choices=HOW, default=["watch"])
     given = parser.parse_args()
-    torch.set_num_threads(1)
     names = [x for x in CASES if not given.models or any(each in x for each in given.models)]
-    rows = [measured(name, given.rounds) for name in names]
-    head = ("model", "step, ms", "guarded, times plain", "history, times guarded", "ms more")
-    print(tabulate(rows, head, floatfmt=("", ".1f", ".3f", ".3f", ".2f")))
+    rows = [measured(name, how, given.rounds) for name in names for how in given.how]
+    head = ("model", "how", "step, ms", "guarded, times plain", "history, times guarded", "ms more")
+    print(tabulate(rows, head, floatfmt=("", "", ".1f", ".3f", ".3f", ".2f")))
 
 
 if __name__ == "__main__":

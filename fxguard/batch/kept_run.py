@@ -31,6 +31,7 @@ __all__ = [
     "KeptRun",
     "KeptTape",
     "Listener",
+    "has_run",
     "keep",
     "keep_tape",
     "keep_tape_before",
@@ -200,6 +201,11 @@ def keep(
         for number, position in numbers:
             metadata_of(node)[RAN, number] = kept, position
     return kept
+
+
+def has_run(node: Any) -> bool:
+    """Whether a graph that was kept made what an autograd node stands for."""
+    return any(key[0] == RAN for key in metadata_of(node) if isinstance(key, tuple))
 
 
 def _is_compiled(node: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fxguard import trees
+from fxguard.batch.kept_run import has_run
 from fxguard.history._norms import largest as largest_of
 from fxguard.history._open_step import OpenStep
 from fxguard.history._series import Kind
@@ -47,7 +49,7 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
         return
     series = functools.partial(step.series, kind, what)
     with own_arithmetic():
-        (largest,) = largest_of([given.detach()])
+        (largest,) = largest_of((given.detach(),), sampled=False)
         sample = _sample(given.detach())
         if sample.is_complex():
             sample = torch.view_as_real(sample).reshape(-1)
@@ -71,15 +73,16 @@ def _sample(x: Tensor) -> Tensor:
 
 
 def targets_of(root: Tensor) -> list[Tensor]:
-    """What losses of torch behind a root compare the model's outputs with."""
-    todo, seen, found = [root.grad_fn], set[Any](), list[Tensor]()
+    """What losses of torch compare the model's outputs with."""
+    todo, seen, found = deque([root.grad_fn]), set[Any](), list[Tensor]()
     while todo and len(seen) < NODES:
-        node = todo.pop(0)
+        node = todo.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
         target = getattr(node, TARGET, None) if hasattr(type(node), TARGET) else None
         if isinstance(target, Tensor) and target.grad_fn is None:
             found.append(target)
-        todo += [each for each, _ in node.next_functions]
+        if node is root.grad_fn or not has_run(node):  # what follows is inside the model
+            todo.extend(each for each, _ in node.next_functions)
     return found

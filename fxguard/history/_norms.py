@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxguard.history._sample import LARGE, sample_of
 from fxguard.measure import native
 
 __all__ = ["Number", "largest", "norms"]
@@ -15,33 +16,38 @@ Number = float | Tensor  # a tensor of one element stays on its device
 
 
 def norms(
-    tensors: tuple[Tensor, ...], copies: tuple[Tensor, ...] | None = None
+    tensors: tuple[Tensor, ...], copies: tuple[Tensor, ...] | None = None, *, sampled: bool = True
 ) -> Sequence[Number]:
     """The Euclidean norms of tensors, in a precision that rounds none to inf.
 
     Args:
         tensors: plain ones, of any floating-point dtypes.
-        copies: of them, of an earlier time. Then the norms are those of what has changed since, and
-            the copies become the tensors.
+        copies: of their samples, of an earlier time. Then the norms are those of what has changed
+            since, and the copies become the samples.
+        sampled: whether the norm of a large one is that of its sample.
     """
-    found = native.norms(tensors, copies)
+    found = native.norms(tensors, copies, LARGE * sampled)
     if found is not None:
         return found
-    given = list(tensors)
+    given = [sample_of(x) if sampled else x.detach() for x in tensors]
     if copies is not None:
-        given = [x - copy for x, copy in zip(tensors, copies, strict=True)]
-        for x, copy in zip(tensors, copies, strict=True):
+        changes = [x - copy for x, copy in zip(given, copies, strict=True)]
+        for x, copy in zip(given, copies, strict=True):
             copy.copy_(x)
+        given = changes
     return [torch.linalg.vector_norm(_wide(x)) for x in given]
 
 
-def largest(tensors: Sequence[Tensor]) -> Sequence[Number]:
-    """The largest magnitude of each tensor."""
-    found = [native.abs_min_max(x) for x in tensors]
-    ranges = [x for x in found if x is not None]
-    if len(ranges) == len(found):
-        return [high for _, high in ranges]
-    return [x.abs().amax() for x in tensors if x.numel()]
+def largest(tensors: tuple[Tensor, ...], *, sampled: bool = True) -> Sequence[Number]:
+    """The largest magnitude of each tensor, or of its sample."""
+    found = native.largest(tensors, LARGE * sampled)
+    if found is not None:
+        return found
+    given = [sample_of(x) if sampled else x for x in tensors]
+    ranges = [native.abs_min_max(x) for x in given]
+    if all(x is not None for x in ranges):
+        return [x[1] for x in ranges if x is not None]
+    return [x.abs().amax() for x in given if x.numel()]
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxguard.measure import native
 from fxguard.measure.at_hand import has_memory
 from fxguard.measure.traceable import inside
 
-__all__ = ["LARGE", "are_alike", "part_here", "sample_of"]
+__all__ = ["LARGE", "are_alike", "part_here", "parts_here", "sample_of"]
 
 LARGE = 2**16  # elements: of a larger tensor, so many are copied and compared
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -26,6 +28,11 @@ def part_here(value: Any) -> Tensor | None:
         return value if is_dense and value.numel() and has_memory(value) else None
     parts = inside(value) if isinstance(value, Tensor) else []
     return part_here(parts[0]) if len(parts) == 1 else None
+
+
+def parts_here(tensors: tuple[Any, ...]) -> Sequence[Tensor | None]:
+    """The same of many: they themselves, in one call of C, where all are plain ones on a CPU."""
+    return tensors if native.are_here(tensors, None, LARGE) else [*map(part_here, tensors)]
 
 
 def sample_of(x: Tensor) -> Tensor:

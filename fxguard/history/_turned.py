@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fxguard.history._norms import Number, norms
 from fxguard.history._open_step import OpenStep
-from fxguard.history._sample import are_alike, sample_of
+from fxguard.history._sample import LARGE, are_alike, sample_of
+from fxguard.measure import native
 
 __all__ = ["Turned"]
 
@@ -38,27 +39,34 @@ class Turned:
 
     def backward_ended(self, gradients: Sequence[Tensor | None]) -> None:
         """Copy samples of the gradients, as far as there are any."""
+        if len(self._made) == len(gradients):
+            made = tuple([self._made[at] for at in range(len(gradients))])
+            given = tuple([x for x in gradients if x is not None])
+            if native.norms(given, made, LARGE) is not None:  # which copies
+                return
         for at, gradient in enumerate(gradients):
             if gradient is None:
                 self._made.pop(at, None)
                 continue
-            sample, made = sample_of(gradient), self._made.get(at)
-            if made is None or not are_alike(sample, made):
+            sample, copy = sample_of(gradient), self._made.get(at)
+            if copy is None or not are_alike(sample, copy):
                 self._made[at] = sample.clone()
             else:
-                made.copy_(sample)
+                copy.copy_(sample)
 
     def note(self, gradients: Sequence[Tensor | None]) -> None:
         """Note by how much each gradient is turned now: 1 less its cosine with the copy."""
         pairs = [
-            (at, sample_of(gradient), self._made[at])
+            (at, gradient, self._made[at])
             for at, gradient in enumerate(gradients)
             if at in self._made and gradient is not None
         ]
-        pairs = [(at, now, made) for at, now, made in pairs if are_alike(now, made)]
+        now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
+        if not native.are_here(now, made, LARGE):
+            pairs = [each for each in pairs if are_alike(sample_of(each[1]), each[2])]
+            now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
         if not pairs:
             return
-        now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
         before, after = norms(made), norms(now)
         apart = norms(now, made)  # the copies are of no use any more
         for (at, *_), one, other, between in zip(pairs, before, after, apart, strict=True):

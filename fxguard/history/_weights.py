@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from fxguard.history._norms import largest, norms
 from fxguard.history._open_step import OpenStep
-from fxguard.history._sample import LARGE, are_alike, part_here, sample_of
+from fxguard.history._sample import LARGE, are_alike, part_here, parts_here, sample_of
 from fxguard.history._turned import Turned
+from fxguard.measure import native
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.steps.optimizer_step import settings_of
 
@@ -26,7 +28,6 @@ class _Held:
 
     name: str
     weight: Tensor
-    copy: Tensor  # of its sample, after the last step
     gradient: int  # positions of series
     norm: int
     drift: int
@@ -53,8 +54,11 @@ class WeightsOfOptimizer:
         self._steps = 0
         stepped = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.is_of_model = any(id(weight) in names for weight in stepped)
+        self._held, self._copies = list[_Held](), list[Tensor]()  # of samples, after the last step
         with own_arithmetic():
-            self._held = list(self._held_by(stepped, names))
+            for held, copy in self._held_by(stepped, names):
+                self._held.append(held)
+                self._copies.append(copy)
         self._turned = Turned(step, [x.name for x in self._held])
         parts = [part_here(x.weight) for x in self._held]
         self._has_large = any(x is not None and x.numel() > LARGE for x in parts)
@@ -74,16 +78,16 @@ class WeightsOfOptimizer:
             gradients = self._gradients()
             pairs = zip(self._held, gradients, strict=True)
             series = [x.gradient for x, gradient in pairs if gradient is not None]
-            self.step.note_all(series, norms(tuple([x for x in gradients if x is not None])))
+            given = tuple([x for x in gradients if x is not None])
+            self.step.note_all(series, norms(given, sampled=False))
             self._turned.note(gradients)
-            held, parts = self._parts()
-            samples = tuple([sample_of(x) for x in parts])
-            drifts, of_samples = norms(samples, _copies(held)), norms(samples)
+            held, parts, copies = self._parts()
+            drifts, sizes = norms(parts, copies), norms(parts)
             if self._steps:  # before the first one nobody knows what they were
-                self.step.note_all([x.drift for x in held], drifts, of_samples)
+                self.step.note_all([x.drift for x in held], drifts, sizes)
             if self._has_large and self._steps % FULL == 0:
-                of_samples = norms(tuple([x.detach() for x in parts]))
-            self.step.note_all([x.norm for x in held], of_samples)
+                sizes = norms(parts, sampled=False)
+            self.step.note_all([x.norm for x in held], sizes)
 
     def after(self, optimizer: Optimizer) -> None:
         """Note what the step changed, and what it went by.
@@ -93,32 +97,39 @@ class WeightsOfOptimizer:
         """
         self._steps += 1
         with own_arithmetic():
-            held, parts = self._parts()
-            samples = tuple([sample_of(x) for x in parts])
-            changes = norms(samples, _copies(held))
-            self.step.note_all([x.step for x in held], changes, norms(samples))
+            held, parts, copies = self._parts()
+            self.step.note_all([x.step for x in held], norms(parts, copies), norms(parts))
             self._note_settings(optimizer)
             self._note_states(optimizer)
 
-    def _gradients(self) -> list[Tensor | None]:
-        return [part_here(x.weight.grad) for x in self._held]
+    def _gradients(self) -> Sequence[Tensor | None]:
+        return parts_here(tuple([x.weight.grad for x in self._held]))
 
-    def _parts(self) -> tuple[list[_Held], list[Tensor]]:
-        """The weights that can be compared with their copies; others begin anew."""
-        held, parts = [], []
-        for x in self._held:
-            part = part_here(x.weight)
+    def _parts(self) -> tuple[list[_Held], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The weights that can be compared with their copies, and these; others begin anew."""
+        weights, copies = tuple([x.weight for x in self._held]), tuple(self._copies)
+        if native.are_here(weights, copies, LARGE):
+            return self._held, weights, copies
+        found = list[tuple[_Held, Tensor, Tensor]]()
+        for at, (held, copy) in enumerate(zip(self._held, copies, strict=True)):
+            part = part_here(held.weight)
             if part is None:
                 continue
             sample = sample_of(part)
-            if are_alike(sample, x.copy):
-                held.append(x)
-                parts.append(part)
+            if are_alike(sample, copy):
+                found.append((held, part, copy))
             else:
-                x.copy = sample.clone()
-        return held, parts
+                self._copies[at] = sample.clone()
+        return (
+            [held for held, _, _ in found],
+            tuple([part for _, part, _ in found]),
+            tuple([copy for _, _, copy in found]),
+        )
 
-    def _held_by(self, stepped: Sequence[Tensor], names: Mapping[int, str]) -> Iterator[_Held]:
+    def _held_by(
+        self, stepped: Sequence[Tensor], names: Mapping[int, str]
+    ) -> Iterator[tuple[_Held, Tensor]]:
+        """The weights, each with a copy of its sample."""
         known = [(names[id(weight)], weight) for weight in stepped if id(weight) in names]
         parts = [(name, weight, part_here(weight)) for name, weight in known]
         found = [(name, weight, part) for name, weight, part in parts if part is not None]
@@ -128,7 +139,7 @@ class WeightsOfOptimizer:
             gradient = series("gradient", name, order=len(found) - at)
             drift, norm = series("drift", name, order=2 * at), series("weight", name, order=2 * at)
             change = series("step", name, order=at)
-            yield _Held(name, weight, sample_of(part).clone(), gradient, norm, drift, change)
+            yield _Held(name, weight, gradient, norm, drift, change), sample_of(part).clone()
 
     def _note_settings(self, optimizer: Optimizer) -> None:
         for at, group in enumerate(optimizer.param_groups):
@@ -140,19 +151,15 @@ class WeightsOfOptimizer:
 
     def _note_states(self, optimizer: Optimizer) -> None:
         """The largest magnitude of each state, over all weights."""
-        found: dict[str, list[Tensor]] = {}
+        found: dict[str, list[Any]] = {}
         for held in self._held:
             for key, value in optimizer.state.get(held.weight, {}).items():
-                part = part_here(value)
-                if part is not None and part.dim() and part.is_floating_point():
-                    found.setdefault(key, []).append(sample_of(part))
+                if isinstance(value, Tensor) and value.dim() and value.is_floating_point():
+                    found.setdefault(key, []).append(value)
         for key, values in found.items():
+            parts = tuple([x for x in parts_here(tuple(values)) if x is not None])
             series = self.step.series("state", f"{key} of {self.title}")
-            self.step.note_all([series] * len(values), largest(values))
-
-
-def _copies(held: Sequence[_Held]) -> tuple[Tensor, ...]:
-    return tuple([x.copy for x in held])
+            self.step.note_all([series] * len(parts), largest(parts))
 
 
 def _count(optimizer: Optimizer) -> int:

@@ -83,8 +83,18 @@ static Squares squares_of(const DLTensor *tensor) {
                                       : NULL;
 }
 
-/* A tensor as one axis: where it begins, how many elements, how far apart. 0 if it is none. */
-static int one_axis(PyObject *object, DLTensor *tensor, Axis *axis) {
+/* Whether the elements stand one behind the other in the order of the indices. */
+static int is_in_order(const DLTensor *tensor) {
+    int64_t wanted = 1;
+    for (int32_t d = tensor->ndim; d-- > 0; wanted *= tensor->shape[d])
+        if (tensor->shape[d] != 1 && tensor->strides[d] != wanted)
+            return 0;
+    return 1;
+}
+
+/* A tensor as one axis: where it begins, how many elements, how far apart. 0 if it is none.
+ * Of more elements than `most`, as many are taken, evenly spread; 0 stands for all. */
+static int one_axis(PyObject *object, DLTensor *tensor, int64_t most, Axis *axis) {
     if (!has_memory(object) || tensor_of(object, tensor) != 0) {
         PyErr_Clear();
         return 0;
@@ -100,53 +110,138 @@ static int one_axis(PyObject *object, DLTensor *tensor, Axis *axis) {
     if (axes_of(tensor, axes) != 1 || axes[0].size != elements)
         return 0;
     *axis = axes[0];
+    if (most > 0 && elements > most) {
+        if (!is_in_order(tensor))
+            return 0;
+        const int64_t every = (elements + most - 1) / most;
+        axis->size = (elements + every - 1) / every;
+        axis->stride *= every;
+    }
     return 1;
 }
 
-PyDoc_STRVAR(norms_doc,
-             "norms(tensors, copies)\n--\n\n"
-             "The Euclidean norm of each tensor of a tuple; with copies, of each tensor minus its copy,\n"
-             "which then becomes the tensor. None, with nothing written, where this cannot read one.");
+/* A tensor of floating-point numbers, and a copy of what is taken of it where there is one. */
+typedef struct {
+    DLTensor tensor, copy;
+    Axis axis;
+    Squares squares;
+} Compared;
 
-static PyObject *norms(PyObject *module, PyObject *args) {
+static int compared(PyObject *object, PyObject *kept, int64_t most, Compared *found) {
+    Axis axis;
+    if (!one_axis(object, &found->tensor, most, &found->axis))
+        return 0;
+    found->squares = squares_of(&found->tensor);
+    found->copy.data = NULL;
+    if (found->squares == NULL || kept == NULL)
+        return found->squares != NULL;
+    return one_axis(kept, &found->copy, 0, &axis) && squares_of(&found->copy) == found->squares &&
+           axis.size == found->axis.size && axis.stride == 1;
+}
+
+/* The arguments of the functions below; 0 where there is nothing to read. */
+static int tuples_of(PyObject *args, PyObject **tensors, PyObject **copies, long long *most) {
+    if (!PyArg_ParseTuple(args, "O!OL", &PyTuple_Type, tensors, copies, most))
+        return 0;
+    if (*copies == Py_None)
+        *copies = NULL;
+    return tensor_of != NULL &&
+           (*copies == NULL ||
+            (PyTuple_Check(*copies) && PyTuple_Size(*copies) == PyTuple_Size(*tensors)));
+}
+
+static PyObject *item_or_null(PyObject *tuple, Py_ssize_t i) {
+    return tuple == NULL ? NULL : PyTuple_GetItem(tuple, i);
+}
+
+PyDoc_STRVAR(are_here_doc,
+             "are_here(tensors, copies, most)\n--\n\n"
+             "Whether `norms` can read every tensor of a tuple, and its copy where there are copies.");
+
+static PyObject *are_here(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *tensors, *copies;
-    if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &tensors, &copies))
+    long long most;
+    if (!tuples_of(args, &tensors, &copies, &most))
+        return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++) {
+        Compared found;
+        if (!compared(PyTuple_GetItem(tensors, i), item_or_null(copies, i), most, &found))
+            return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+    }
+    Py_RETURN_TRUE;
+}
+
+PyDoc_STRVAR(norms_doc,
+             "norms(tensors, copies, most)\n--\n\n"
+             "The Euclidean norm of each tensor of a tuple; with copies, of each tensor minus its copy,\n"
+             "which then becomes the tensor. Of more elements than `most`, as many are read, evenly\n"
+             "spread; 0 reads all. None, with nothing written, where this cannot read one.");
+
+static PyObject *norms(PyObject *module, PyObject *args) {
+    PyObject *tensors, *copies;
+    long long most;
+    PyObject *can_read = are_here(module, args); /* look at all before writing */
+    if (can_read != Py_True) {
+        Py_XDECREF(can_read);
+        if (can_read == NULL)
+            return NULL;
+        Py_RETURN_NONE;
+    }
+    Py_DECREF(can_read);
+    if (!tuples_of(args, &tensors, &copies, &most))
         return NULL;
     const Py_ssize_t count = PyTuple_Size(tensors);
-    const int has_copies = copies != Py_None;
-    if (tensor_of == NULL || (has_copies && (!PyTuple_Check(copies) || PyTuple_Size(copies) != count)))
-        Py_RETURN_NONE;
-    for (int writes = has_copies ? 0 : 1; writes < 2; writes++) { /* look at all before writing */
-        PyObject *found = writes ? PyList_New(count) : NULL;
-        if (writes && found == NULL)
+    PyObject *found = PyList_New(count);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        Compared x;
+        double sum = 0;
+        if (compared(PyTuple_GetItem(tensors, i), item_or_null(copies, i), most, &x))
+            sum = x.squares((const char *)x.tensor.data + x.tensor.byte_offset,
+                            (ptrdiff_t)x.axis.size, (ptrdiff_t)x.axis.stride,
+                            x.copy.data ? (char *)x.copy.data + x.copy.byte_offset : NULL);
+        PyObject *number = PyFloat_FromDouble(sqrt(sum));
+        if (number == NULL || PyList_SetItem(found, i, number) != 0) {
+            Py_DECREF(found);
             return NULL;
-        for (Py_ssize_t i = 0; i < count; i++) {
-            DLTensor tensor, copy;
-            Axis axis, of_copy;
-            int fits = one_axis(PyTuple_GetItem(tensors, i), &tensor, &axis);
-            const Squares squares = fits ? squares_of(&tensor) : NULL;
-            if (squares != NULL && has_copies)
-                fits = one_axis(PyTuple_GetItem(copies, i), &copy, &of_copy) &&
-                       squares_of(&copy) == squares && of_copy.size == axis.size &&
-                       of_copy.stride == 1;
-            if (squares == NULL || !fits) {
-                Py_XDECREF(found);
-                Py_RETURN_NONE;
-            }
-            if (!writes)
-                continue;
-            const double sum = squares((const char *)tensor.data + tensor.byte_offset,
-                                       (ptrdiff_t)axis.size, (ptrdiff_t)axis.stride,
-                                       has_copies ? (char *)copy.data + copy.byte_offset : NULL);
-            PyObject *number = PyFloat_FromDouble(sqrt(sum));
-            if (number == NULL || PyList_SetItem(found, i, number) != 0) {
-                Py_DECREF(found);
-                return NULL;
-            }
         }
-        if (writes)
-            return found;
     }
-    Py_RETURN_NONE; /* not reached */
+    return found;
+}
+
+PyDoc_STRVAR(largest_doc,
+             "largest(tensors, most)\n--\n\n"
+             "The largest magnitude in each tensor of a tuple, of all elements or of so many, as in\n"
+             "`norms`. None where this cannot read one.");
+
+static PyObject *largest(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *tensors;
+    long long most;
+    if (!PyArg_ParseTuple(args, "O!L", &PyTuple_Type, &tensors, &most))
+        return NULL;
+    if (tensor_of == NULL)
+        Py_RETURN_NONE;
+    const Py_ssize_t count = PyTuple_Size(tensors);
+    PyObject *found = PyList_New(count);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        DLTensor tensor;
+        Axis axis;
+        double low, high;
+        int can_read = one_axis(PyTuple_GetItem(tensors, i), &tensor, most, &axis);
+        if (can_read) {
+            tensor.ndim = 1;
+            tensor.shape = &axis.size;
+            tensor.strides = &axis.stride;
+            can_read = range_in(&tensor, &low, &high);
+        }
+        PyObject *number = can_read ? PyFloat_FromDouble(high) : NULL;
+        if (number == NULL || PyList_SetItem(found, i, number) != 0) {
+            Py_DECREF(found);
+            if (PyErr_Occurred())
+                return NULL;
+            Py_RETURN_NONE;
+        }
+    }
+    return found;
 }

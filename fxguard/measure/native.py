@@ -26,11 +26,13 @@ __all__ = [
     "all_hooked",
     "any_filled",
     "are_finite",
+    "are_here",
     "below",
     "bind_losses",
     "is_built",
     "is_dense",
     "is_observed",
+    "largest",
     "launch",
     "norms",
     "packed",
@@ -95,7 +97,15 @@ class _NotBuilt:
         return False
 
     @staticmethod
-    def norms(tensors: object, copies: object) -> None:
+    def are_here(tensors: object, copies: object, most: object) -> bool:
+        return False
+
+    @staticmethod
+    def norms(tensors: object, copies: object, most: object) -> None:
+        return None
+
+    @staticmethod
+    def largest(tensors: object, most: object) -> None:
         return None
 
     @staticmethod
@@ -168,9 +178,16 @@ below: Callable[[list[tuple[int, float]], Callable[[], int]], Callable[[Any], bo
 below = getattr(_functions, "below", _NotBuilt.below)
 
 # The Euclidean norm of each tensor of a tuple; given a tuple of copies, of each tensor minus its
-# copy, which then becomes the tensor. None, with nothing written, where C cannot read one of them.
-norms: Callable[[tuple[Tensor, ...], tuple[Tensor, ...] | None], list[float] | None]
-norms = getattr(_functions, "norms", _NotBuilt.norms)
+# copy, which then becomes the tensor. Of more elements than a number, as many are read, evenly
+# spread; 0 reads all. None, with nothing written, where C cannot read one of them.
+norms: Callable[[tuple[Tensor, ...], tuple[Tensor, ...] | None, int], list[float] | None]
+norms = _functions.norms
+
+# Whether it can read all of them, given the same.
+are_here: Callable[[tuple[Any, ...], tuple[Tensor, ...] | None, int], bool] = _functions.are_here
+
+# The largest magnitude of each tensor of a tuple, of as many elements; None as above.
+largest: Callable[[tuple[Tensor, ...], int], list[float] | None] = _functions.largest
 
 # The numbers of a list of such pairs as doubles, or None if it holds anything else.
 packed: Callable[[object], bytearray | None] = _functions.packed
