@@ -31,10 +31,10 @@ __all__ = [
     "KeptRun",
     "KeptTape",
     "Listener",
-    "has_run",
     "keep",
     "keep_tape",
     "keep_tape_before",
+    "runs_that_made",
     "versions_of",
 ]
 
@@ -203,9 +203,10 @@ def keep(
     return kept
 
 
-def has_run(node: Any) -> bool:
-    """Whether a graph that was kept made what an autograd node stands for."""
-    return any(key[0] == RAN for key in metadata_of(node) if isinstance(key, tuple))
+def runs_that_made(node: Any) -> list[KeptRun]:
+    """The runs of graphs that made what an autograd node stands for, as far as they are kept."""
+    found = metadata_of(node).items()
+    return [value[0] for key, value in found if isinstance(key, tuple) and key[0] == RAN]
 
 
 def _is_compiled(node: Any) -> bool:

@@ -61,6 +61,7 @@ def add_history(commands: Any) -> None:
 
 def _history(args: argparse.Namespace) -> int:
     history = load_history(args.a)
+    inside = [load_history(args.a / name) for name in history.inside]
     if args.b is not None:
         return _compare(args, history)
     if args.tolerance is not None:
@@ -76,13 +77,15 @@ def _history(args: argparse.Namespace) -> int:
         write_record(args.json, history.to_dict(args.series, args.rank))
     if args.json != "-":
         show("\n".join(history.lines(args.rank)), healthy=not history.events)
+        for other in inside:  # of other models
+            show("\n".join(["", f"{other.folder}:", *other.lines()]), healthy=not other.events)
         if lines:
             show("\n".join(["", *lines]))
         if args.html is not None:
             show(f"page: {args.html}")
     if args.open:
         webbrowser.open(args.html.resolve().as_uri())
-    return Status.DETECTED if history.events else Status.FINE
+    return Status.DETECTED if any(each.events for each in (history, *inside)) else Status.FINE
 
 
 def _compare(args: argparse.Namespace, a: History) -> int:

@@ -135,11 +135,12 @@ class Session:
         """What can be done with the files that this process has written, in lines."""
         guards = self.outermost.guards
         traces = [guard.trace_path for guard in guards if guard.trace_path is not None]
-        histories = {guard.history_folder: None for guard in guards}
+        folders = {guard.history_folder for guard in guards if guard.history_folder is not None}
+        histories = sorted(x for x in folders if x.parent not in folders)
         first = os.environ.get("RANK", "0") == "0"  # ranks write into the same folder
         return [
             *(f"for a page of the whole batch: fxguard report {path}" for path in traces),
-            *(f"for the whole run: fxguard history {path}" for path in histories if path and first),
+            *(f"for the whole run: fxguard history {path}" for path in histories if first),
         ]
 
     def _last_word(self) -> None:

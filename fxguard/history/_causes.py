@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fxguard.history._climbs import Climb
-from fxguard.history._first import Exit
+from fxguard.history._first import BACK, Exit
 from fxguard.history._said import said
 from fxguard.history._series import BUFFER, Series
 from fxguard.report.event import Cause, Event
@@ -28,6 +28,11 @@ CAUSE: dict[str, Cause] = {
     "graph": "operation",
     "operation": "operation",
 }
+OF_STATES = (
+    "its gradient has grown less, and no setting and no largest element of a state has changed: "
+    "look at the other elements of the states"
+)
+HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved
 JUST_NOW = 8  # lines, of which the first in which the loss has moved is that of its jump
 SUMS = ("amax", "max", "mean", "norm", "sum")  # their largest magnitude tells more than elements'
@@ -65,6 +70,9 @@ def explained(
         cause, what = "data", " or ".join(one.what for one in given)
         names = " and ".join(one.what for one in given)
         evidence.append(f"what runs before it is in its band, as are range and mean of {names}")
+    elif known.kind == "step" and not _follows_gradient(series, table, first):
+        cause, what = "step", f"the optimizer's step on {known.what}"
+        evidence.append(OF_STATES)
     elif cause == "gradient" and (left := _share(series, exits)) > 0.5:
         what = "all gradients"
         evidence.append(f"so do those of {percent(left)} of the weights")
@@ -72,6 +80,27 @@ def explained(
         evidence.append(_of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - begin
     return Event(begin, cause, what, known.source, lead, tuple(evidence))
+
+
+def _follows_gradient(series: list[Series], table: Tensor, step: Exit) -> bool:
+    """Whether a weight's step has grown because its gradient has, as far as both are measured."""
+    weight = series[step.place].what
+    of_gradient = [
+        place
+        for place, one in enumerate(series)
+        if one.kind == "gradient" and one.what == weight and not one.detail
+    ]
+    if not of_gradient:
+        return True
+    grown = [_octaves_up(table[:, place], step.line) for place in (step.place, of_gradient[0])]
+    return not grown[1] < HALF * grown[0]
+
+
+def _octaves_up(column: Tensor, line: int) -> float:
+    """By how many octaves a number is above the median of those before."""
+    before = column[max(0, line - BACK) : line]
+    before = before[before == before]
+    return math.log2(float(column[line]) / float(before.median())) if len(before) else math.nan
 
 
 def growth(known: Series, climb: Climb, begin: int, now: float) -> Event:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fxguard import trees
-from fxguard.batch.kept_run import has_run
+from fxguard.batch.kept_run import KeptRun, runs_that_made
 from fxguard.history._norms import largest as largest_of
 from fxguard.history._open_step import OpenStep
 from fxguard.history._series import Kind
 from fxguard.measure.at_hand import has_memory, own_arithmetic
 
-__all__ = ["note_data", "note_inputs", "targets_of"]
+__all__ = ["behind", "note_data", "note_inputs"]
 
 MOST = 2**13  # elements that means and shares are taken of, evenly spread
 NODES = 256  # of autograd, from a loss on
@@ -72,8 +72,9 @@ def _sample(x: Tensor) -> Tensor:
     return flat[:: -(-flat.numel() // MOST)]
 
 
-def targets_of(root: Tensor) -> list[Tensor]:
-    """What losses of torch compare the model's outputs with."""
+def behind(root: Tensor) -> tuple[list[KeptRun], list[Tensor]]:
+    """The runs of graphs that led to a loss last, and what losses of torch compare these with."""
+    runs = list[KeptRun]()
     todo, seen, found = deque([root.grad_fn]), set[Any](), list[Tensor]()
     while todo and len(seen) < NODES:
         node = todo.popleft()
@@ -83,6 +84,8 @@ def targets_of(root: Tensor) -> list[Tensor]:
         target = getattr(node, TARGET, None) if hasattr(type(node), TARGET) else None
         if isinstance(target, Tensor) and target.grad_fn is None:
             found.append(target)
-        if node is root.grad_fn or not has_run(node):  # what follows is inside the model
+        made_by = runs_that_made(node)
+        runs += made_by
+        if node is root.grad_fn or not made_by:  # what follows is inside the model
             todo.extend(each for each, _ in node.next_functions)
-    return found
+    return runs, found

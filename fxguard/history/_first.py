@@ -10,7 +10,7 @@ from torch import Tensor
 from fxguard.history._series import Series
 from fxguard.history._watch import TINY
 
-__all__ = ["Exit", "first_exit", "raised"]
+__all__ = ["BACK", "Exit", "first_exit", "raised"]
 
 BACK = 64  # steps in which a cause is looked for
 OUT, OUT_BELOW = 5.0, 6.0  # deviations above and below the median

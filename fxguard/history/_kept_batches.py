@@ -68,6 +68,10 @@ class KeptBatches:
         batches.append(_Batch(step, copies))
         self._make_room()
 
+    def has(self, loss: int) -> bool:
+        """Whether a batch of a loss is kept."""
+        return bool(self._batches.get(loss))
+
     def before(self, loss: int, like: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
         """The copies of batches of the same shapes, the last first, each with its step."""
         for batch in reversed(self._batches.get(loss, ())):

@@ -32,8 +32,13 @@ class Operations:
         self.step = step
         self.captured = Captured(step)
         self._is_of_loss = False
+        self._plans: dict[int, Plan] = {}  # of graphs that ran, by identity
         # By plan, name of the module that it runs for, and which run of both in the batch.
         self._rows: dict[tuple[int, str, int], tuple[Plan, _Rows]] = {}
+
+    def has_seen(self, run: GraphRun) -> bool:
+        """Whether a graph is one of the model's."""
+        return id(run.plan) in self._plans
 
     def add(self, batch: Batch, *, is_of_loss: bool = False) -> None:
         """Add the ranges of a batch whose numbers were read.
@@ -49,6 +54,8 @@ class Operations:
         for event in batch.events:
             if isinstance(event, GraphRun):
                 self.captured.add(event)
+                if not is_of_loss:
+                    self._plans[id(event.plan)] = event.plan
                 if event.postponed is None:
                     runs[id(event.plan), event.names[1]] += 1
                     self._add_run(event, min(runs[id(event.plan), event.names[1]], MOST))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ from fxguard.history._rows import KEPT
 from fxguard.history._series import Row, Series
 from fxguard.history._stretches import read_parts
 from fxguard.report.event import Cause, Event
+from fxguard.report.in_words import names_text
 
 __all__ = ["Beginning", "judged", "last_rows"]
 
 STEPS = 64  # in which a jump may have its cause in the first step
+MOST = 3  # weights that are named
+APART = 8  # usual changes of a weight's norm in a step
+ROUNDING = 1e-4  # of a norm, as where a checkpoint is in half precision
 OF_WEIGHTS: tuple[Cause, ...] = ("operation", "weights", "unknown")
 ELSEWHERE = "this run does not begin where the one before has ended, and is judged by itself"
 
@@ -26,17 +32,45 @@ class Beginning:
     """The first steps of a resumed run, in which it shows whether it is the same training.
 
     The first step has its loss before anything is trained. If the operations of that are others
-    than usual, with data as usual, the weights are not those of the run before.
+    than usual, with data as usual, the weights are not those of the run before; unless most of
+    them are, and some were left out of a checkpoint.
+
+    Args:
+        series: in the order of their positions; more may come.
+        before: the last steps of the run before.
 
     Attributes:
         rows: the steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, series: Sequence[Series], before: Sequence[Row]) -> None:
         self.rows: list[Row] = []
+        self._series = series
+        self._before = before[-STEPS:]
+        self._is_restored = False
+        self._others: list[str] = []  # weights that were not restored
+        self._of = 0  # how many there are of all
 
-    def add(self, row: Row) -> None:
-        """Take the next step."""
+    def take(self, row: Row) -> None:
+        """Take the next step; in the first, note how far weights are from the run before.
+
+        Args:
+            row: the step. The change of a weight that was not restored is added to it.
+        """
+        if not self.rows:
+            drifts = {each.what: at for at, each in enumerate(self._series) if each.kind == "drift"}
+            changes = {
+                drifts[each.what]: _change([x.high[at] for x in self._before], row.high[at])
+                for at, each in enumerate(self._series)
+                if each.kind == "weight" and each.what in drifts and at < len(self._before[-1].high)
+            }
+            changed = {at: change for at, change in changes.items() if change}
+            self._is_restored = 2 * len(changed) < len(changes)
+            if self._is_restored:
+                self._others = [self._series[at].what for at in changed]
+                self._of = len(changes)
+                for at, change in changed.items():
+                    row.low[at] = row.high[at] = change
         self.rows.append(row)
 
     @property
@@ -44,13 +78,38 @@ class Beginning:
         """Whether what follows has no cause in the first step."""
         return len(self.rows) >= STEPS
 
+    def in_words(self, event: Event) -> Event:
+        """An event with what is known of weights that were not restored."""
+        if event.step != self.rows[0].step or event.what not in self._others:
+            return event
+        count = len(self._others)
+        text = (
+            f"the run was resumed in step {event.step}, and {count} of {self._of} weights are not "
+            f"what the run before has ended with: {names_text(self._others, MOST)}"
+        )
+        return replace(event, evidence=(text, *event.evidence[1:]))
+
     def elsewhere(self, events: Sequence[Event]) -> str:
         """What shows that this is another training, as a line; "" for nothing."""
         first = self.rows[0].step
+        if self._is_restored:
+            return ""
         for event in events:
             if event.step <= first and event.cause in OF_WEIGHTS:
                 return f"step {first}: {ELSEWHERE}{': '.join(['', *event.evidence[-1:]])}"
         return ""
+
+
+def _change(before: Sequence[float], now: float) -> float:
+    """How far a weight's norm is from those of the last steps, relative to it; 0 if it goes on."""
+    known = [x for x in before if math.isfinite(x)]
+    if not known or not math.isfinite(now):
+        return 0.0
+    steps = sorted(abs(x - y) for x, y in itertools.pairwise(known))
+    room = APART * steps[len(steps) // 2] if steps else 0.0
+    room += ROUNDING * max(known)
+    apart = max(now - max(known), min(known) - now)
+    return apart / max(now, max(known)) if apart > room else 0.0
 
 
 def judged(series: Sequence[Series], rows: Sequence[Row]) -> Judge:

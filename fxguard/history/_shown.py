@@ -35,6 +35,11 @@ class ShownHistory(Displayed):
     resumed: tuple[int, ...]
     _seen_by: tuple[int | None, ...]  # of each event the first rank that saw it
 
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """Folders with histories of other models."""
+        raise NotImplementedError
+
     def get(self, name: str, rank: int | None = None) -> Track:
         """One series over all steps."""
         raise NotImplementedError
@@ -126,6 +131,7 @@ class ShownHistory(Displayed):
             "ranks": list(self.ranks),
             "runs": list(self.about),
             "resumed": list(self.resumed),
+            "inside": list(self.inside),
             "verdict": self.verdict,
             "events": [
                 {**event.to_dict(), "series": [each.to_dict() for each in found]}

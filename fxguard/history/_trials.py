@@ -37,6 +37,7 @@ FORMS = 8  # in which losses came about, for which it is tried once whether a se
 
 TOO_LARGE = "a batch takes more than 64 MB"
 OTHERS = "the batches before had other shapes"
+FEW = "too few batches of this run came before"
 SLOW = "second runs of it take too long"
 UNLIKE = "a second run of the batch does not repeat its loss"
 
@@ -100,6 +101,7 @@ class Trials:
         self._repeated = set[Hashable]()  # forms of losses that a second run has repeated
         self._not_repeated = set[Hashable]()
         self.last: Trial | None = None  # the last trial
+        self._is_early = False  # whether nobody knew what is usual when the last loss came
 
     def loss_comes(
         self, series: int, root: Tensor, loss: Tensor, scale: Tensor | None, step: int
@@ -115,11 +117,13 @@ class Trials:
         """
         judge = self._judge()
         watch = judge.watch_of(series)
-        if watch is None or watch.known < USUAL - MOST:
+        self._is_early = watch is None or watch.known < USUAL - MOST
+        if watch is None or self._is_early:
             return
         by = 1.0 if scale is None else float(scale)
         number = float(loss) / by
-        jumps = watch.may_jump(number) and not judge.has_event
+        may_jump = watch.may_jump(number) or watch.is_above(number)
+        jumps = may_jump and not judge.has_event
         if self.last is not None and step < self.last.step + PAUSE:
             jumps = False
         try:
@@ -140,7 +144,9 @@ class Trials:
     def of_step(self, step: int) -> Trial | None:
         """The last trial, if it tells of an event that a step shows."""
         last = self.last
-        return last if last is not None and step - LATE <= last.step <= step else None
+        if last is not None and step - LATE <= last.step <= step:
+            return last
+        return Trial(step, math.nan, math.nan, why_not=FEW) if self._is_early else None
 
     def _repeat_once(self, losses: _Losses, number: float) -> None:
         """See whether a second run repeats a healthy loss."""
@@ -165,7 +171,7 @@ class Trials:
                 for step, others in self._kept.before(series, data)
                 if losses.has_time
             ]
-            trial = replace(trial, before=tuple(before), why_not=self._why_none(before))
+            trial = replace(trial, before=tuple(before), why_not=self._why_none(series, before))
             trial = replace(trial, weights=tuple(self._with_weights(trial, losses)))
             if before and trial.is_usual(before[0][1]):
                 sample = sample_that_matters(losses.of, data, again, before[0][1])
@@ -186,10 +192,12 @@ class Trials:
             if trial.is_usual(loss):
                 break
 
-    def _why_none(self, before: Sequence[object]) -> str:
+    def _why_none(self, series: int, before: Sequence[object]) -> str:
         if before:
             return ""
-        return TOO_LARGE if self._kept.is_too_large else OTHERS
+        if self._kept.is_too_large:
+            return TOO_LARGE
+        return OTHERS if self._kept.has(series) else FEW
 
 
 class _Losses:

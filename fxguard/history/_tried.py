@@ -13,7 +13,7 @@ __all__ = ["with_trial"]
 
 NOT_TRIED = "not tried: {}"
 NOT_WRITTEN = ("gradient", "operation", "unknown")  # causes with which no weight is written
-NO_JUMP = "not tried: the loss has not jumped"
+NO_JUMP = "not tried: the loss has not jumped far enough"
 
 
 def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> Event:
@@ -30,7 +30,7 @@ def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> E
         return replace(event, tried=(NO_JUMP,))
     if trial.why_not:
         return replace(event, tried=(NOT_TRIED.format(trial.why_not),))
-    tried = tuple(_sentences(trial, event.step))
+    tried = tuple(_sentences(trial, event))
     if trial.is_machines:
         return replace(event, cause="machine", tried=tried)
     if event.cause in NOT_WRITTEN and trial.shows_data(event.step):
@@ -41,11 +41,12 @@ def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> E
     return replace(event, tried=tried)
 
 
-def _sentences(trial: Trial, begin: int) -> list[str]:
+def _sentences(trial: Trial, event: Event) -> list[str]:
+    at = "" if trial.step == event.step + event.lead else f"in step {trial.step}, "
     if trial.is_machines:
-        return [f"the same run once more gives {trial.again:.3g}, not {trial.loss:.3g}"]
+        return [f"{at}the same run once more gives {trial.again:.3g}, not {trial.loss:.3g}"]
     found = list[str]()
-    before = trial.before_step(begin)
+    before = trial.before_step(event.step)
     if before is not None:
         as_well = "" if trial.is_usual(before[1]) else ", too"
         text = f"with these weights {_which(trial.step - before[0])} gives {before[1]:.3g}{as_well}"
@@ -54,15 +55,15 @@ def _sentences(trial: Trial, begin: int) -> list[str]:
             text += (
                 f", with another sample in the place of sample {index} this one gives {loss:.3g}"
             )
-        found.append(f"the batch: {text}")
+        found.append(f"the batch: {at}{text}")
     if trial.weights:
         *later, (step, loss) = trial.weights
         as_well = "" if trial.is_usual(loss) else ", too"
         text = f"with those of step {step} this batch gives {loss:.3g}{as_well}"
         if later and not as_well:
             text += f", with those of step {later[-1][0]} {later[-1][1]:.3g}"
-        found.append(f"the weights: {text}")
-    found.append(f"the same run once more gives {trial.again:.3g} again")
+        found.append(f"the weights: {at}{text}")
+    found.append(f"{at}the same run once more gives {trial.again:.3g} again")
     return found
 
 

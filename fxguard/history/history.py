@@ -141,6 +141,12 @@ class History(ShownHistory):
         """The numbers of the runs: a training that was resumed has several."""
         return tuple(self.about)
 
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The names of folders in this one that hold histories of other models of its program."""
+        found = (each for each in self.folder.iterdir() if each.is_dir())
+        return tuple(sorted(each.name for each in found if metas_of(each)))
+
     def get(self, name: str, rank: int | None = None) -> Track:
         """One series over all steps.
 

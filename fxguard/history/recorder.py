@@ -24,7 +24,7 @@ from fxguard.graph.nodes import class_name
 from fxguard.guard.listeners import Listener, Recorded
 from fxguard.history._backwards import hear_of_backwards
 from fxguard.history._buffers import Buffers
-from fxguard.history._data import note_data, note_inputs, targets_of
+from fxguard.history._data import behind, note_data, note_inputs
 from fxguard.history._judge import Judge, not_known
 from fxguard.history._losses import Losses
 from fxguard.history._news import News
@@ -46,6 +46,8 @@ from fxguard.verdict.report_of import Finished
 __all__ = ["Histories"]
 
 _open: weakref.WeakSet[Histories] = weakref.WeakSet()  # whose files are to be ended
+
+_calls = itertools.count(1)  # of all models with gradients, and when each was guarded
 
 WITHOUT = 16  # calls with gradients and without an optimizer's step: from then on each is a step
 
@@ -79,6 +81,9 @@ class Histories(Listener):
         self._arguments: list[str] | None = None  # names of the model's positional ones
         self._calls = 0  # with gradients since the last step
         self._has_run = False  # with gradients: parts of a model that run inside it never do
+        self._form: object = None  # what it has in common with another object of the same model
+        self._made, self._last_call = next(_calls), 0  # when; counted over all models
+        self._is_apart = False  # another object has gone on with its history, and it as well
         self._has_stepped = False  # since the row began
         self._has_optimizer: bool | None = None  # None while that is not known
         self.number = 0  # of the step that runs
@@ -102,7 +107,11 @@ class Histories(Listener):
         if not self._has_run:
             self._rank = agreement.rank_and_count()  # a script may destroy the group before its end
         self._calls += self._counts
-        self._has_run |= self._counts
+        if self._counts:
+            self._last_call = next(_calls)
+            if not self._has_run:
+                self._has_run = True
+                self._form = _form_of(self.recorder.model)
 
     def read(self, finished: Finished, error: Exception | None) -> Finished:
         """Note what the model was given, and what its operations have made."""
@@ -156,17 +165,44 @@ class Histories(Listener):
         """The files, which begin with the first step: many models of a script are never trained."""
         if self.writer is None:
             rank, count = self._rank
-            self.writer = Writer(_folder_of(self), rank=rank, about=_about(self))
+            before = self._before_this()
+            folder = _folder_of(self) if before is None else before.hand_over()
+            self.writer = Writer(folder, rank=rank, about=_about(self))
             self._news = News(self.writer.folder, rank, count)
             self.number = self.writer.next_step
             for series in self._series:
                 self.writer.register(series)
-            if self.number:
-                before = last_rows(self.writer.folder, rank, self._series, self.number)
-                self.judge = judged(self._series, before)
-                self._beginning = Beginning() if before else None
+            rows = last_rows(self.writer.folder, rank, self._series, self.number)
+            self.judge = judged(self._series, rows)
+            self._beginning = Beginning(self._series, rows) if rows else None
             weakref.finalize(self, self.writer.close)  # if the model is gone
         return self.writer
+
+    def _before_this(self) -> Histories | None:
+        """The history of the same model as another object, whose training had ended by then.
+
+        So scripts resume in one process.
+        """
+        alike = (
+            each
+            for each in _open
+            if each.writer is not None
+            and not self._is_apart
+            and each.options.history == self.options.history
+            and each._form == self._form
+            and each._last_call < self._made
+        )
+        return max(alike, key=lambda each: each._last_call, default=None)
+
+    def hand_over(self) -> Path:
+        """End this run, for another object to go on with it; the folder."""
+        assert self.writer is not None
+        if self._is_over:
+            self._close()
+        self._news.close()
+        self.writer.close()
+        folder, self.writer, self._is_apart = self.writer.folder, None, True
+        return folder
 
     def _close(self) -> None:
         now = time.perf_counter()
@@ -174,6 +210,8 @@ class Histories(Listener):
         self.step.note(self.step.series("time", "seconds"), seconds, seconds)
         writer = self._opened()
         row = self.step.row(self.number)
+        if self._beginning is not None:
+            self._beginning.take(row)
         self.number += 1
         self._calls, self._has_stepped = 0, False
         writer.add(row)
@@ -191,8 +229,8 @@ class Histories(Listener):
         """The events of a step; none if a resumed run turns out to be another training."""
         if self._beginning is None:
             return events
-        self._beginning.add(row)
         elsewhere = self._beginning.elsewhere(events)
+        events = [*map(self._beginning.in_words, events)]
         if elsewhere:
             self.judge = judged(self._series, self._beginning.rows)
             if not self._rank[0]:
@@ -226,11 +264,15 @@ class Histories(Listener):
         if not self._calls:  # of another model
             return
         for root in roots:
+            runs, targets = behind(root)
+            is_mine = any(self.operations.has_seen(run.event) for run in runs)
+            if not is_mine and self._has_stepped:  # and was not called since
+                continue
             if (found := self._losses.of_root(root)) is not None:
                 series = self.step.series("loss", "loss", named_line(place))
                 self.step.later(series, *found)
                 self.trials.loss_comes(series, root, *found, self.number)
-                for target in targets_of(root):
+                for target in targets:
                     note_data(self.step, "target", "targets", target)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -254,6 +296,12 @@ class Histories(Listener):
             names = {} if model is None else {id(x): name for name, x in model.named_parameters()}
             found = self._optimizers[optimizer] = WeightsOfOptimizer(self.step, optimizer, names)
         return found if found.is_of_model else None
+
+
+def _form_of(model: Module | None) -> object:
+    """What two objects of the same model have in common."""
+    weights = () if model is None else model.named_parameters()
+    return class_name(type(model)), tuple((name, x.shape) for name, x in weights)
 
 
 def _folder_of(history: Histories) -> Path:
