@@ -13,6 +13,7 @@ from fxguard.batch.assemble import operations_of
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import joined
 from fxguard.findings import Origin
+from fxguard.measure.at_hand import own_arithmetic
 from fxguard.plan.plan import Plan
 
 __all__ = ["Coverage", "coverage_of", "idle_globs", "not_judged_in"]
@@ -71,7 +72,8 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
         times = 1 if last is None else max(1, len(last.runs_of(plan)))
         known += times * plan.operations
         unchecked.update({why: times * count for why, count in plan.unchecked})
-    unmeasured = 0 if last is None else last.unmeasured()
+    with own_arithmetic():  # a model may be dropped in the middle of a script, which is followed
+        unmeasured = 0 if last is None else last.unmeasured()
     return Coverage(len(plans), known, between, unchecked, unmeasured)
 
 

@@ -225,3 +225,30 @@ def test_a_rank_dies_of_sigterm_without_a_handler(tmp_path: Path) -> None:
     tmp_path.joinpath("script.py").write_text(script)
     ended = run_python(tmp_path, "-m", "fxguard", "run", "script.py", env={"WORLD_SIZE": "2"})
     assert (ended.returncode, ended.stderr) == (-15, "")
+
+
+REBUILT = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(4, 4)
+    def forward(self, x):
+        mask = torch.triu(torch.full((4, 4), float("-inf")), 1)
+        return torch.softmax(self.score(x) + mask, -1)
+model = Net()
+for step in range(4):
+    if step == 2:
+        model = Net()
+    loss = model(torch.randn(4, 4)).square().sum()
+    loss.backward()
+    del loss
+"""
+
+
+def test_nothing_is_noted_of_fxguards_own_arithmetic(tmp_path: Path) -> None:
+    """A model that is dropped in the middle of a script is counted there."""
+    tmp_path.joinpath("script.py").write_text(HEAD + REBUILT)
+    ended = run_python(
+        tmp_path, "-m", "fxguard", "run", "--history", str(tmp_path / "history"), "script.py"
+    )
+    assert ended.stderr == "fxguard: checked 4 batches of Net (5 operations); nothing found\n"
