@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from fxguard.history._series import Series
 from fxguard.history._watch import ENOUGH, FLOOR, HUGE, NORMAL, TINY, USUAL
 
-__all__ = ["distances", "in_octaves"]
+__all__ = ["NO_DRIFT", "distances", "in_octaves"]
+
+NO_DRIFT = math.log2(1e-5)  # of a weight, relative to its norm: rounding
 
 
 def in_octaves(numbers: Tensor, series: list[Series]) -> Tensor:
     """A table of numbers as log2 of their magnitudes; means keep their sign, shares are tenths.
+
+    A negative setting, such as a learning rate that ascends, counts as infinite.
 
     Args:
         numbers: a line for each step, a column for each series.
@@ -25,6 +31,10 @@ def in_octaves(numbers: Tensor, series: list[Series]) -> Tensor:
             found[:, place] = column.sign() * (1 + column.abs() / usual).log2()
         elif known.detail == "share of zeros":
             found[:, place] = column * 10
+        elif known.kind == "drift":
+            found[:, place].clamp_(min=NO_DRIFT)
+        elif known.kind == "setting":
+            found[:, place][column < 0] = HUGE
     return found
 
 

@@ -49,7 +49,7 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
         return
     series = functools.partial(step.series, kind, what)
     with own_arithmetic():
-        (largest,) = largest_of((given.detach(),), sampled=False)
+        (largest,) = largest_of((given.detach(),), most=0)
         sample = _sample(given.detach())
         if sample.is_complex():
             sample = torch.view_as_real(sample).reshape(-1)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fxguard.history._bands import NO_DRIFT
 from fxguard.history._series import Series
-from fxguard.history._watch import TINY
+from fxguard.history._watch import HUGE
 
 __all__ = ["BACK", "Exit", "first_exit", "raised"]
 
@@ -17,11 +18,11 @@ OUT, OUT_BELOW = 5.0, 6.0  # deviations above and below the median
 BEYOND_USUAL = 1.25  # times as far as the series has been while nothing happened
 CLEARLY = 1.3  # the same, for what is first in its step
 STRONG = 1.6  # the same, for what lasts one step only
+LEAST = 0.5  # octaves by which a gradient or a step is above what is usual
 CHANGED = 0.04  # octaves: 3 %
 CONSTANT = 32  # steps
 MOSTLY = 0.95  # of the steps: an operation that runs in so many runs always
 GAP = 2  # steps in which nothing is out, within one disturbance
-NO_DRIFT = 1e-5  # of a weight, relative to its norm: rounding
 
 # Within a step. A weight that nothing but the optimizer used to write has been written before it.
 PHASE = {
@@ -74,20 +75,22 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     out = torch.maximum(seen / above, -seen / below).nan_to_num(0.0)
     phases = [PHASE.get(known.kind, -1) for known in series]
     drifts = torch.tensor([known.kind == "drift" for known in series])
-    used_to = (values[: count - 1] > TINY).logical_and_(values[: count - 1].isnan().logical_not_())
+    used_to = values[: count - 1] > NO_DRIFT  # NaN is not measured
     unwritten = drifts & ~used_to[max(0, start - BACK) : start].any(dim=0)
     for place, known in enumerate(series):
         if phases[place] < 0:
             out[:, place] = 0
         elif known.kind in ("setting", "gradient", "step"):
             out[:, place] *= seen[:, place] > 0  # what becomes smaller makes nothing jump
+            if known.kind != "setting":  # these always move
+                before = values[max(0, start - BACK) : max(1, start), place].nanmedian()
+                out[:, place] *= ~(values[start:, place] < before + LEAST)
             if known.kind == "setting":
                 out[:, place] += raised(values[:, place])[start:]
         elif known.kind == "operation":
             out[:, place] += _came_or_went(values[:, place])[start:]
         elif known.kind == "drift":
-            size = torch.exp2(values[start:, place]).nan_to_num(0.0)
-            out[:, place] *= size > NO_DRIFT
+            out[:, place] *= values[start:, place] > NO_DRIFT
     begin = _begin(out)
     found = [
         Exit(start + begin, place, float(seen[begin, place]), bool(unwritten[place]))
@@ -105,12 +108,13 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
 
 
 def raised(column: Tensor) -> Tensor:
-    """How clearly a setting that was constant becomes larger.
+    """How clearly a setting that was constant becomes larger, or any one negative.
 
     Args:
         column: its octaves.
     """
     found = torch.zeros_like(column)
+    found[1:][(column[1:] == HUGE) & (column[:-1] < HUGE)] = STRONG  # it became negative
     for line in (column[1:] > column[:-1] + CHANGED).nonzero().flatten().tolist():
         before = column[max(0, line + 1 - CONSTANT) : line + 1]
         if len(before) == CONSTANT and bool((before == before[0]).all()):

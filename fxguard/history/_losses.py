@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from fxguard.measure.at_hand import own_arithmetic
 
 __all__ = ["Losses"]
 
+LEAST_SCALE = 128.0
 SEARCHES = 3  # for scalers among all objects of the process
 
 
@@ -40,8 +42,15 @@ class Losses:
         if not self._is_a_scale(factor) and self._searches < SEARCHES:
             self._searches += 1
             self._scalers.update(instances_of(GradScaler))
-        return factor.detach().clone() if self._is_a_scale(factor) else None
+        is_own = factor.is_cpu and _is_own_scale(float(factor))  # on a GPU that would wait
+        is_scale = self._is_a_scale(factor) or is_own
+        return factor.detach().clone() if is_scale else None
 
     def _is_a_scale(self, factor: Tensor) -> bool:
         scales = [scaler._scale for scaler in self._scalers]
         return any(x is not None and x.data_ptr() == factor.data_ptr() for x in scales)
+
+
+def _is_own_scale(factor: float) -> bool:
+    """Whether a script scales its loss so itself: by a large power of two."""
+    return LEAST_SCALE <= factor < math.inf and math.frexp(factor)[0] == 0.5

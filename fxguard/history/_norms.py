@@ -16,7 +16,7 @@ Number = float | Tensor  # a tensor of one element stays on its device
 
 
 def norms(
-    tensors: tuple[Tensor, ...], copies: tuple[Tensor, ...] | None = None, *, sampled: bool = True
+    tensors: tuple[Tensor, ...], copies: tuple[Tensor, ...] | None = None, *, most: int = LARGE
 ) -> Sequence[Number]:
     """The Euclidean norms of tensors, in a precision that rounds none to inf.
 
@@ -24,12 +24,12 @@ def norms(
         tensors: plain ones, of any floating-point dtypes.
         copies: of their samples, of an earlier time. Then the norms are those of what has changed
             since, and the copies become the samples.
-        sampled: whether the norm of a large one is that of its sample.
+        most: elements of a sample; 0 for the norms of all elements.
     """
-    found = native.norms(tensors, copies, LARGE * sampled)
+    found = native.norms(tensors, copies, most)
     if found is not None:
         return found
-    given = [sample_of(x) if sampled else x.detach() for x in tensors]
+    given = [sample_of(x, most) if most else x.detach() for x in tensors]
     if copies is not None:
         changes = [x - copy for x, copy in zip(given, copies, strict=True)]
         for x, copy in zip(given, copies, strict=True):
@@ -38,12 +38,12 @@ def norms(
     return [torch.linalg.vector_norm(_wide(x)) for x in given]
 
 
-def largest(tensors: tuple[Tensor, ...], *, sampled: bool = True) -> Sequence[Number]:
+def largest(tensors: tuple[Tensor, ...], *, most: int = LARGE) -> Sequence[Number]:
     """The largest magnitude of each tensor, or of its sample."""
-    found = native.largest(tensors, LARGE * sampled)
+    found = native.largest(tensors, most)
     if found is not None:
         return found
-    given = [sample_of(x) if sampled else x for x in tensors]
+    given = [sample_of(x, most) if most else x for x in tensors]
     ranges = [native.abs_min_max(x) for x in given]
     if all(x is not None for x in ranges):
         return [x[1] for x in ranges if x is not None]

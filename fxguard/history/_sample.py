@@ -35,10 +35,10 @@ def parts_here(tensors: tuple[Any, ...]) -> Sequence[Tensor | None]:
     return tensors if native.are_here(tensors, None, LARGE) else [*map(part_here, tensors)]
 
 
-def sample_of(x: Tensor) -> Tensor:
+def sample_of(x: Tensor, most: int = LARGE) -> Tensor:
     """All elements, or as many as are compared of a large tensor, evenly spread."""
     x = x.detach()
-    return x if x.numel() <= LARGE else x.reshape(-1)[:: -(-x.numel() // LARGE)]
+    return x if x.numel() <= most else x.reshape(-1)[:: -(-x.numel() // most)]
 
 
 def are_alike(a: Tensor, b: Tensor) -> bool:

@@ -79,14 +79,14 @@ class WeightsOfOptimizer:
             pairs = zip(self._held, gradients, strict=True)
             series = [x.gradient for x, gradient in pairs if gradient is not None]
             given = tuple([x for x in gradients if x is not None])
-            self.step.note_all(series, norms(given, sampled=False))
+            self.step.note_all(series, norms(given, most=0))
             self._turned.note(gradients)
             held, parts, copies = self._parts()
             drifts, sizes = norms(parts, copies), norms(parts)
             if self._steps:  # before the first one nobody knows what they were
                 self.step.note_all([x.drift for x in held], drifts, sizes)
             if self._has_large and self._steps % FULL == 0:
-                sizes = norms(parts, sampled=False)
+                sizes = norms(parts, most=0)
             self.step.note_all([x.norm for x in held], sizes)
 
     def after(self, optimizer: Optimizer) -> None:

@@ -1,0 +1,101 @@
+"""Faults that a training loop makes itself: weights written, rates turned, losses scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import fxguard
+from fxguard.types import History
+from support.needs import needs
+
+needs("pyarrow")
+
+STEPS, AT = 160, 130
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and one that is trained beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.added, self.head = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 1)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head((self.base(x) + self.added(x)).tanh())
+        return found
+
+
+Change = Callable[[int, nn.Module, torch.optim.Optimizer], object]
+
+
+def trained(
+    folder: Path, change: Change, scale: Callable[[int], float] = lambda step: 1.0
+) -> History:
+    """The history of a training in which something is done before each step."""
+    torch.manual_seed(0)
+    model = Adapted()
+    optimizer = torch.optim.SGD([x for x in model.parameters() if x.requires_grad], lr=0.05)
+    with fxguard.watch(model, history=folder):
+        for step in range(STEPS):
+            change(step, model, optimizer)
+            x = torch.randn(64, 8)
+            loss = nn.functional.mse_loss(model(x), x[:, :1])
+            optimizer.zero_grad()
+            (loss * scale(step)).backward()
+            for x in model.parameters():
+                if x.grad is not None:
+                    x.grad /= scale(step)
+            optimizer.step()
+    return fxguard.load_history(folder)
+
+
+def test_a_frozen_weight_that_is_written(tmp_path: Path) -> None:
+    """What is merged and taken out again leaves a rounding, and that is no write."""
+
+    def change(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        weight = model.base.weight.data  # type: ignore[union-attr]
+        if step % 20 == 0:
+            weight += 0.3
+            weight -= 0.3
+        if step == AT:
+            weight *= -3
+
+    (event,) = trained(tmp_path, change).events
+    assert (event.step, event.cause, event.what) == (AT, "weights", "base.weight")
+
+
+def test_a_weight_that_is_trained_later_is_none_of_them(tmp_path: Path) -> None:
+    def change(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if step == AT:
+            model.base.requires_grad_(True)  # type: ignore[operator, union-attr]
+            optimizer.add_param_group({"params": [*model.base.parameters()]})  # type: ignore[union-attr]
+
+    history = trained(tmp_path, change)
+    assert history.events == ()
+    drift = history.get("drift base.weight buffer")
+    assert max(drift.high) == 0
+    assert drift.last_steps[-1] == AT - 1
+
+
+def test_a_learning_rate_that_becomes_negative(tmp_path: Path) -> None:
+    """As a linear schedule does that nobody has clamped."""
+
+    def change(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] = 0.5 * (1 - step / 100)
+
+    event = trained(tmp_path, change).events[0]
+    assert (event.step, event.cause) == (101, "step")
+    assert event.evidence[0].startswith("learning rate of SGD's step goes from 0 to -0.005")
+
+
+def test_an_own_loss_scale_is_no_jump(tmp_path: Path) -> None:
+    """It is doubled while all goes well, and the loss is what was scaled."""
+    history = trained(tmp_path, lambda *given: None, lambda step: 2.0 ** (10 + step // 30))
+    assert history.events == ()
+    (name,) = (name for name in history.series if name.startswith("loss"))
+    assert max(history.get(name).high) < 4
