@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import Module
@@ -18,6 +20,24 @@ __all__ = ["Buffers"]
 SAMPLE = 2**12  # elements: there may be a whole model of frozen weights
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a model holds a tensor, and the series of that."""
+
+    module: weakref.ref[Module]
+    key: str
+    drift: int
+    size: int
+
+    def sample(self) -> Tensor | None:
+        """What is compared of it; None if it is gone, or is trained from now on."""
+        module = self.module()
+        if module is None:
+            return None
+        held = module._buffers.get(self.key)
+        return _sample_of(module._parameters.get(self.key) if held is None else held)
+
+
 class Buffers:
     """Notes what no optimizer steps when a step begins: a later update is one of the next step.
 
@@ -28,38 +48,41 @@ class Buffers:
 
     def __init__(self, step: OpenStep, model: Module) -> None:
         self.step = step
-        self._known: tuple[str, ...] = ()
         self._copies: tuple[Tensor, ...] = ()
         self._was_noted = False
         with own_arithmetic():
-            self._begin_with(dict(_samples(model)))
+            self._places = list(self._held_by(model))
 
-    def note(self, model: Module) -> None:
+    def note(self) -> None:
         """Note how large they are, and how much they have changed since the last step began."""
+        if not self._places:
+            return
         with own_arithmetic():
-            found = dict(_samples(model))
-            samples = tuple(found.values())
-            if tuple(found) != self._known or not all(map(are_alike, samples, self._copies)):
-                self._begin_with(found)  # some are trained from now on, or are others
-            if not samples:
-                return
+            found = [(each, each.sample()) for each in self._places]
+            samples = tuple([sample for _, sample in found if sample is not None])
+            if len(samples) < len(found):
+                self._places = [each for each, sample in found if sample is not None]
+            if len(samples) != len(self._copies) or not all(map(are_alike, samples, self._copies)):
+                self._copies, self._was_noted = tuple([x.clone() for x in samples]), False
             changes, sizes = norms(samples, self._copies, most=0), norms(samples, most=0)
-            series = self.step.series
             if self._was_noted:  # or nobody knows what they were
-                drifts = [series("drift", name, detail=BUFFER) for name in found]
-                self.step.note_all(drifts, changes, sizes)
+                self.step.note_all([each.drift for each in self._places], changes, sizes)
             self._was_noted = True
-            self.step.note_all([series("weight", name, detail=BUFFER) for name in found], sizes)
+            self.step.note_all([each.size for each in self._places], sizes)
 
-    def _begin_with(self, samples: dict[str, Tensor]) -> None:
-        self._known = tuple(samples)
-        self._copies = tuple([x.clone() for x in samples.values()])
-        self._was_noted = False
+    def _held_by(self, model: Module) -> Iterator[_Place]:
+        series, seen = self.step.series, set[int]()
+        for prefix, module in model.named_modules():
+            for key, held in (*module._buffers.items(), *module._parameters.items()):
+                if id(held) in seen or _sample_of(held) is None:
+                    continue
+                seen.add(id(held))
+                name = f"{prefix}.{key}" if prefix else key
+                drift = series("drift", name, detail=BUFFER)
+                size = series("weight", name, detail=BUFFER)
+                yield _Place(weakref.ref(module), key, drift, size)
 
 
-def _samples(model: Module) -> Iterator[tuple[str, Tensor]]:
-    frozen = ((name, x) for name, x in model.named_parameters() if not x.requires_grad)
-    for name, value in (*model.named_buffers(), *frozen):
-        part = part_here(value)
-        if part is not None and part.is_floating_point():
-            yield name, sample_of(part, SAMPLE)
+def _sample_of(held: Tensor | None) -> Tensor | None:
+    part = None if held is None or held.requires_grad else part_here(held)
+    return None if part is None or not part.is_floating_point() else sample_of(part, SAMPLE)

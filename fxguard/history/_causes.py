@@ -30,7 +30,7 @@ CAUSE: dict[str, Cause] = {
 }
 OF_STATES = (
     "its gradient has grown less, and no setting and no largest element of a state has changed: "
-    "look at the other elements of the states"
+    "look at the other elements of the states, and at what the step adds, such as a weight decay"
 )
 HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved

@@ -60,7 +60,7 @@ class Judge:
         place = len(self._series)
         self._series.append(series)
         if series.kind == "loss":
-            self._losses[place] = Watch()
+            self._losses[place] = Watch(rises=True)
         if series.kind == "gradient" and not series.detail:
             self._gradients.add(place)
         return place

@@ -18,6 +18,9 @@ BEYOND_USUAL = 1.25  # times as far as the series has been
 FORGETS = 0.998  # in each step
 LATER = 8  # steps after which a distance counts as one while nothing happened
 JUMP_AT_ONCE = 14.0  # deviations of one step
+RISES = 32  # steps in which a number may rise
+STAYS = 8  # steps in which it is up
+RISEN = 1.0  # octaves
 REFRESHED = 16  # steps after which what is usual is computed anew
 TINY, HUGE = -200.0, 1100.0  # octaves that stand for zero and for infinity
 
@@ -33,12 +36,18 @@ def octaves(number: float) -> float:
 
 
 class Watch:
-    """The numbers of one series, of which some are negative or not."""
+    """The numbers of one series, of which some are negative or not.
 
-    def __init__(self) -> None:
+    Args:
+        rises: whether it is also above its band when it has risen within dozens of steps.
+    """
+
+    def __init__(self, *, rises: bool = False) -> None:
+        self._rises = rises
         self._last: deque[float] = deque(maxlen=WIDTH)
         self._means: deque[float] = deque(maxlen=USUAL)
         self._raw: deque[float] = deque(maxlen=USUAL)
+        self._long: deque[float] = deque(maxlen=USUAL + RISES)
         self._limit = math.inf
         self._limit_at_once = math.inf
         self._age = 0
@@ -53,7 +62,8 @@ class Watch:
             return False
         if value == HUGE:
             return self.known == USUAL  # what is infinite says nothing about what is usual
-        found = self.is_above(number)
+        self._long.append(value)
+        found = self.is_above(number) or self._has_risen()
         self._last.append(value)
         mean = sum(self._last) / len(self._last)
         if self.known == USUAL:
@@ -92,6 +102,13 @@ class Watch:
             return False
         far = self._middle + JUMP * self._deviation
         return value > far and number > max(self._raw) and self._age > 0
+
+    def _has_risen(self) -> bool:
+        """Whether the last steps are far above all of many before: a rise that no step shows."""
+        known = [*self._long]
+        if not self._rises or len(known) < USUAL + RISES or min(self._raw) <= 0:
+            return False
+        return min(known[-STAYS:]) > max(known[:USUAL]) + RISEN
 
     def _is_out(self, value: float) -> bool:
         last = [*self._last, value][-WIDTH:]

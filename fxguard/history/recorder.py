@@ -103,7 +103,7 @@ class Histories(Listener):
         if self._counts and not self._calls and (model := self.recorder.model) is not None:
             if self._buffers is None:
                 self._buffers = Buffers(self.step, model)
-            self._buffers.note(model)
+            self._buffers.note()
         if not self._has_run:
             self._rank = agreement.rank_and_count()  # a script may destroy the group before its end
         self._calls += self._counts

@@ -348,6 +348,30 @@ def test_a_climb_of_what_is_small_is_none() -> None:
     assert not growing(1 / 40, place=15, steps=300)
 
 
+@pytest.mark.parametrize("rises", [True, False])
+def test_a_loss_that_rises_while_it_still_falls_quickly(rises: bool) -> None:
+    """Its band is wide then; nobody sees a jump, and all eight last steps are far above."""
+    noise, place = random.Random(3), PLACE["step", "body.weight", ""]
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(260):
+            row = usual(noise)
+            level = 2 * 2 ** (-min(step, 200) / 60) * math.exp(noise.gauss(0, 0.1))
+            if rises and step >= 200:
+                row[place] *= 25
+                level *= 2 ** (2.8 * min(step - 200, 30) / 30)
+            row[6] = row[7] = level
+            yield row
+
+    events = events_of(rows())
+    if rises:
+        (event,) = events
+        assert (event.step, event.cause, event.lead > 0) == (200, "step", True)
+        assert event.what == "the optimizer's step on body.weight"
+    else:
+        assert not events
+
+
 @pytest.mark.parametrize("steps", [20_000, pytest.param(100_000, marks=pytest.mark.campaign)])
 def test_random_walks_have_no_events(steps: int) -> None:
     """Whatever the spread of their steps, and the noise on them."""

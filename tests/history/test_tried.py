@@ -109,8 +109,13 @@ def test_no_sample_is_named_where_all_are_alike(tmp_path: Path) -> None:
     assert "sample" not in event.tried[0]
 
 
+def named(value: object) -> str:
+    """The same in each process that collects."""
+    return str(getattr(value, "__name__", value))
+
+
 @pytest.mark.parametrize(
-    ("at", "cause"), [(other_weights, "weights"), (other_gain, "operation")], ids=str
+    ("at", "cause"), [(other_weights, "weights"), (other_gain, "operation")], ids=named
 )
 def test_the_batch_before_has_the_same_loss(
     tmp_path: Path, at: Callable[..., None], cause: str
@@ -151,7 +156,7 @@ def test_a_number_that_no_second_run_makes_is_the_machines(tmp_path: Path) -> No
         (other_weights, f"with those of step {JUMP - 1} this batch gives 0."),
         (one_far_target, f"with those of step {JUMP - 4} this batch gives 2"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_weights_of_earlier_steps(tmp_path: Path, at: Callable[..., None], found: str) -> None:
     """The last ones with which the loss is usual are named; if none is, the oldest."""
