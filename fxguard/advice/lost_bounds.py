@@ -73,7 +73,8 @@ def _bounds_behind(source: Source, distance: float) -> list[NearOne]:
     flows = flows_of(source.file) if bounds else None
     if flows is None:
         return []
-    found = [each for each in bounds if flows.reaches(each.source, source)]
+    others = (each for each in bounds if each.source != source)  # a clamp in the line is seen there
+    found = [each for each in others if flows.reaches(each.source, source)]
     return sorted(found, key=lambda each: each.is_negative)
 
 

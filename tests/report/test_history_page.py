@@ -86,7 +86,10 @@ def test_a_run_with_a_jump(show: Opened, jump: Path) -> None:
     assert all(line.strip() in shown for line in history.verdict)
     assert page.inner_text(".meta") == f"steps 0 to 299, {len(history.series)} series"
     assert page.inner_text("#series-name") == f"drift {CAUSE}"
-    assert page.inner_text("#series-place") == "first 0, median 0, last 0; far above at step 200"
+    assert (
+        page.inner_text("#series-place")
+        == "first 0, median 0, last 0; 216 deviations above at step 200"
+    )
     above, _ = page.evaluate(COUNTS)
     assert above > 5_000
     told = re.search(r"; (\d+) of them left their band", page.get_attribute("#map", "aria-label"))
