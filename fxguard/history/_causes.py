@@ -181,7 +181,7 @@ def _is_weight(series: Series) -> bool:
 
 def _reads_inputs_alone(series: list[Series], operation: Series) -> bool:
     """Whether no operation before this one belongs to a module that has weights."""
-    weights = (one for one in series if one.kind == "weight" and one.detail != BUFFER)
+    weights = filter(_is_weight, series)
     owners = {one.what.rpartition(".")[0] for one in weights}
     weighted = (
         one.order

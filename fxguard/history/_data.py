@@ -14,6 +14,7 @@ from fxguard import trees
 from fxguard.batch.kept_run import KeptRun, runs_that_made
 from fxguard.history._norms import largest as largest_of
 from fxguard.history._open_step import OpenStep
+from fxguard.history._sample import sample_of
 from fxguard.history._series import Kind
 from fxguard.measure.at_hand import has_memory, own_arithmetic
 
@@ -50,7 +51,7 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
     series = functools.partial(step.series, kind, what)
     with own_arithmetic():
         (largest,) = largest_of((given.detach(),), most=0)
-        sample = _sample(given.detach())
+        sample = sample_of(given, MOST).reshape(-1)
         if sample.is_complex():
             sample = torch.view_as_real(sample).reshape(-1)
         numbers = sample if sample.dtype == torch.float64 else sample.float()
@@ -65,11 +66,6 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
     step.note_all([series(detail="largest")], [largest])
     for detail, number in found.items():
         step.later(series(detail=detail), number)
-
-
-def _sample(x: Tensor) -> Tensor:
-    flat = x.reshape(-1)
-    return flat[:: -(-flat.numel() // MOST)]
 
 
 def behind(root: Tensor) -> tuple[list[KeptRun], list[Tensor]]:

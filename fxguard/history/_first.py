@@ -82,11 +82,11 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
             out[:, place] = 0
         elif known.kind in ("setting", "gradient", "step"):
             out[:, place] *= seen[:, place] > 0  # what becomes smaller makes nothing jump
-            if known.kind != "setting":  # these always move
-                before = values[max(0, start - BACK) : max(1, start), place].nanmedian()
-                out[:, place] *= ~(values[start:, place] < before + LEAST)
             if known.kind == "setting":
                 out[:, place] += raised(values[:, place])[start:]
+            else:  # these always move
+                before = values[max(0, start - BACK) : max(1, start), place].nanmedian()
+                out[:, place] *= ~(values[start:, place] < before + LEAST)
         elif known.kind == "operation":
             out[:, place] += _came_or_went(values[:, place])[start:]
         elif known.kind == "drift":

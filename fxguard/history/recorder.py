@@ -47,7 +47,7 @@ __all__ = ["Histories"]
 
 _open: weakref.WeakSet[Histories] = weakref.WeakSet()  # whose files are to be ended
 
-_calls = itertools.count(1)  # of all models with gradients, and when each was guarded
+_moments = itertools.count(1)  # when models were guarded, and called with gradients
 
 WITHOUT = 16  # calls with gradients and without an optimizer's step: from then on each is a step
 
@@ -82,7 +82,7 @@ class Histories(Listener):
         self._calls = 0  # with gradients since the last step
         self._has_run = False  # with gradients: parts of a model that run inside it never do
         self._form: object = None  # what it has in common with another object of the same model
-        self._made, self._last_call = next(_calls), 0  # when; counted over all models
+        self._made, self._last_call = next(_moments), 0  # when; counted over all models
         self._is_apart = False  # another object has gone on with its history, and it as well
         self._has_stepped = False  # since the row began
         self._has_optimizer: bool | None = None  # None while that is not known
@@ -108,7 +108,7 @@ class Histories(Listener):
             self._rank = agreement.rank_and_count()  # a script may destroy the group before its end
         self._calls += self._counts
         if self._counts:
-            self._last_call = next(_calls)
+            self._last_call = next(_moments)
             if not self._has_run:
                 self._has_run = True
                 self._form = _form_of(self.recorder.model)

@@ -92,15 +92,15 @@ class Lineage:
         made: dict[_Part, Sequence[Any]] = {}
         for part in self._order:
             run, restore_settings = part.run()
-            args = run.args or ()
-            with _settings(restore_settings), Start(run).begun() as given:
-                for position, weight in enumerate(args if weights else ()):
-                    given[position] = (weights or {}).get(id(weight), given[position])
+            start, args = Start(run), run.args or ()
+            with _settings(restore_settings), start.begun() as given:
+                for position, argument in enumerate(args if weights else ()):
+                    given[position] = (weights or {}).get(id(argument), given[position])
                 for position, source in part.sources:
                     is_written = given[position] is not args[position]
                     value = data[source] if isinstance(source, int) else source.of(made)
                     given[position] = value.clone() if is_written else value
-                made[part] = Start(run).walk(given)[0]
+                made[part] = start.walk(given)[0]
         return self._root.of(made)
 
     def _source_of(self, tensor: Tensor) -> _Output | int | None:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from history.exam.architectures import ARCHITECTURES
+from history.exam.chosen import healthy, planted
 from history.exam.healthy import HEALTHY, Healthy
 from history.exam.planted import PLANTED, Planted
 
@@ -34,9 +35,9 @@ PLANTED_SAMPLE = {
     *("mlp-noise-in-one-gradient", "moe-decay-of-wrong-sign", "moe-router-negated"),
     "vit-hook-overwrites",
 }
-HEALTHY_SAMPLE = {
-    *("actor-critic", "gan", "gpt-resumed", "mlp-epochs", "moe-unclipped", "vit-unfrozen"),
-}
+HEALTHY_SAMPLE = dict.fromkeys(
+    ("actor-critic", "gan", "gpt-resumed", "mlp-epochs", "moe-unclipped", "vit-unfrozen"), 200
+)
 
 
 class Norms:
@@ -113,15 +114,7 @@ def test_what_is_planted_is_in_the_model(run: Planted) -> None:
     assert any(run.what[0] in name for name in held)
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(
-            run, id=run.name, marks=() if run.name in PLANTED_SAMPLE else pytest.mark.campaign
-        )
-        for run in PLANTED
-    ],
-)
+@planted(PLANTED_SAMPLE)
 def test_a_planted_cause_moves_the_loss(run: Planted) -> None:
     """The loss or the gradients jump in the 30 steps from the planted one on, and not before.
 
@@ -141,16 +134,7 @@ def test_a_planted_cause_moves_the_loss(run: Planted) -> None:
         assert any(is_jump(values, run.step, WITHIN) for values in series)
 
 
-@pytest.mark.parametrize(
-    ("run", "steps"),
-    [
-        *(pytest.param(run, 200, id=run.name) for run in HEALTHY if run.name in HEALTHY_SAMPLE),
-        *(
-            pytest.param(run, run.steps, id=f"{run.name}-in-full", marks=pytest.mark.campaign)
-            for run in HEALTHY
-        ),
-    ],
-)
+@healthy(HEALTHY_SAMPLE)
 def test_a_healthy_run_is_calm(run: Healthy, steps: int) -> None:
     """Neither its loss nor its gradients jump."""
     norms = Norms()

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from fxguard.history._judge import Judge
 from fxguard.history._series import Row
 from fxguard.report.event import Event
-from history.exam.healthy import HEALTHY, Healthy
-from history.exam.planted import PLANTED, Planted
+from history.exam.chosen import healthy, planted
+from history.exam.healthy import Healthy
+from history.exam.planted import Planted
 from history.exam.training import Started
 from history.measured import Measured
 
@@ -32,15 +31,7 @@ def events_of(train: Callable[[Started], object]) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(
-            run, id=run.name, marks=() if run.name in PLANTED_SAMPLE else pytest.mark.campaign
-        )
-        for run in PLANTED
-    ],
-)
+@planted(PLANTED_SAMPLE)
 def test_a_planted_cause_is_named(run: Planted) -> None:
     """Its kind, its name and its step; nothing else is told."""
     first, *others = events_of(run.train)
@@ -49,19 +40,6 @@ def test_a_planted_cause_is_named(run: Planted) -> None:
     assert all(one.cause == run.cause for one in others)
 
 
-@pytest.mark.parametrize(
-    ("run", "steps"),
-    [
-        *(
-            pytest.param(run, HEALTHY_SAMPLE[run.name], id=run.name)
-            for run in HEALTHY
-            if run.name in HEALTHY_SAMPLE
-        ),
-        *(
-            pytest.param(run, run.steps, id=f"{run.name}-in-full", marks=pytest.mark.campaign)
-            for run in HEALTHY
-        ),
-    ],
-)
+@healthy(HEALTHY_SAMPLE)
 def test_a_healthy_run_has_no_events(run: Healthy, steps: int) -> None:
     assert not events_of(lambda started: run.train(started, steps))

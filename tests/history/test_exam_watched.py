@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
 from torch import nn
 from torch.optim import Optimizer
 
 import fxguard
 from fxguard.types import Event
-from history.exam.healthy import HEALTHY, Healthy
-from history.exam.planted import PLANTED, Planted
+from history.exam.chosen import healthy, planted
+from history.exam.healthy import Healthy
+from history.exam.planted import Planted
 from history.exam.training import Started
 
 PLANTED_SAMPLE = {"mlp-dropout-of-nearly-all", "mlp-momentum-turned"}
@@ -32,15 +32,7 @@ def watched(folder: Path, train: Callable[[Started], object]) -> tuple[list[Even
     return [event for each in folders for event in fxguard.load_history(each).events], made
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(
-            run, id=run.name, marks=() if run.name in PLANTED_SAMPLE else pytest.mark.campaign
-        )
-        for run in PLANTED
-    ],
-)
+@planted(PLANTED_SAMPLE)
 def test_a_planted_cause_is_named(tmp_path: Path, run: Planted) -> None:
     """Its kind, its name and its step; what is tried changes nothing of the training."""
     (first, *_), losses = watched(tmp_path, run.train)
@@ -48,20 +40,7 @@ def test_a_planted_cause_is_named(tmp_path: Path, run: Planted) -> None:
     assert losses == run.train(lambda *pair: None)
 
 
-@pytest.mark.parametrize(
-    ("run", "steps"),
-    [
-        *(
-            pytest.param(run, HEALTHY_SAMPLE[run.name], id=run.name)
-            for run in HEALTHY
-            if run.name in HEALTHY_SAMPLE
-        ),
-        *(
-            pytest.param(run, run.steps, id=f"{run.name}-in-full", marks=pytest.mark.campaign)
-            for run in HEALTHY
-        ),
-    ],
-)
+@healthy(HEALTHY_SAMPLE)
 def test_a_healthy_run_has_no_events(tmp_path: Path, run: Healthy, steps: int) -> None:
     found, losses = watched(tmp_path, lambda started: run.train(started, steps))
     assert found == []
