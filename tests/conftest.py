@@ -65,6 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("device")
 
 
+@pytest.hookimpl(tryfirst=True)  # before its fixtures
+def pytest_runtest_setup() -> None:
+    """Weights of a test, and of its fixtures, are the same each time it runs."""
+    torch.manual_seed(0)
+
+
 def pytest_collection_finish() -> None:
     """Let Python's collector leave alone what was imported: it would look at it again and again."""
     gc.collect()

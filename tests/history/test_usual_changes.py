@@ -234,7 +234,9 @@ def test_the_command(tmp_path: Path, capsys: Printed) -> None:
 
 def test_the_history_of_another_model_is_said(tmp_path: Path) -> None:
     """Nothing is ranked, and the text says so; equal batches are told so as well."""
-    model = fxguard.instrument(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.GELU())
+    nn.init.eye_(model[0].weight)  # 1 becomes 9 in it, and 0.84 becomes 9 in the GELU
+    model = fxguard.instrument(model)
     frames = [frames_of(model, model, torch.full((2, 4), x)) for x in (1.0, 9.0)]
     history = write(tmp_path / "other", range(40))
     line = f"not ranked: {history} has no series of any operation of these batches; they are found "
