@@ -16,6 +16,7 @@ NATIVE = Extension(
         "fxguard/measure/_operations.h",
         "fxguard/measure/_losses.h",
         "fxguard/measure/_norms.h",
+        "fxguard/measure/_described.h",
     ],
     extra_compile_args=["-O3", "-g0"],  # at -O2 gcc does not vectorize its loops
     py_limited_api=True,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard.history._norms import norms
+from fxguard.history._norms import changes
 from fxguard.history._open_step import OpenStep
 from fxguard.history._sample import are_alike, part_here, sample_of
 from fxguard.history._series import BUFFER
@@ -64,11 +64,12 @@ class Buffers:
                 self._places = [each for each, sample in found if sample is not None]
             if len(samples) != len(self._copies) or not all(map(are_alike, samples, self._copies)):
                 self._copies, self._was_noted = tuple([x.clone() for x in samples]), False
-            changes, sizes = norms(samples, self._copies, most=0), norms(samples, most=0)
+            found_now = changes(samples, self._copies, most=0)
             if self._was_noted:  # or nobody knows what they were
-                self.step.note_all([each.drift for each in self._places], changes, sizes)
+                drifts = [each.drift for each in self._places]
+                self.step.note_all(drifts, found_now.change, found_now.now)
             self._was_noted = True
-            self.step.note_all([each.size for each in self._places], sizes)
+            self.step.note_all([each.size for each in self._places], found_now.now)
 
     def _held_by(self, model: Module) -> Iterator[_Place]:
         series, seen = self.step.series, set[int]()

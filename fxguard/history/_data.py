@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +11,12 @@ from torch import Tensor
 
 from fxguard import trees
 from fxguard.batch.kept_run import KeptRun, runs_that_made
+from fxguard.history._norms import Number
 from fxguard.history._norms import largest as largest_of
 from fxguard.history._open_step import OpenStep
 from fxguard.history._sample import sample_of
 from fxguard.history._series import Kind
+from fxguard.measure import native
 from fxguard.measure.at_hand import has_memory, own_arithmetic
 
 __all__ = ["behind", "note_data", "note_inputs"]
@@ -48,24 +49,27 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
     """Add a tensor: its largest magnitude, its mean, its share of zeros, its distinct integers."""
     if type(given) is not Tensor or not has_memory(given) or not given.numel():
         return
-    series = functools.partial(step.series, kind, what)
+    of_numbers = given.is_floating_point() or given.is_complex()
+    details = ("largest", "mean", "share of zeros", "typical" if of_numbers else "distinct")
+    series = [step.series(kind, what, detail=detail) for detail in details]
     with own_arithmetic():
-        (largest,) = largest_of((given.detach(),), most=0)
-        sample = sample_of(given, MOST).reshape(-1)
-        if sample.is_complex():
-            sample = torch.view_as_real(sample).reshape(-1)
-        numbers = sample if sample.dtype == torch.float64 else sample.float()
-        is_some = numbers != 0
-        found = {"mean": numbers.mean(), "share of zeros": 1 - is_some.sum() / len(numbers)}
-        if given.is_floating_point() or given.is_complex():
-            logs = numbers.abs().log2().where(is_some, 0.0)
-            found["typical"] = (logs.sum() / is_some.sum().clamp(min=1)).exp2()
-        else:
-            distinct = len(torch.unique(sample))
-            found["distinct"] = torch.tensor(float(distinct), device=given.device)
-    step.note_all([series(detail="largest")], [largest])
-    for detail, number in found.items():
-        step.later(series(detail=detail), number)
+        step.note_all(series, native.described(given.detach()) or _described(given.detach()))
+
+
+def _described(x: Tensor) -> list[Number]:
+    """What C finds in the tensors that it can read."""
+    (largest,) = largest_of((x,), most=0)
+    sample = sample_of(x, MOST).reshape(-1)
+    if sample.is_complex():
+        sample = torch.view_as_real(sample).reshape(-1)
+    numbers = sample if sample.dtype == torch.float64 else sample.float()
+    is_some = numbers != 0
+    if x.is_floating_point() or x.is_complex():
+        logs = numbers.abs().log2().where(is_some, 0.0)
+        last = (logs.sum() / is_some.sum().clamp(min=1)).exp2()
+    else:
+        last = torch.tensor(float(len(torch.unique(sample))), device=x.device)
+    return [largest, numbers.mean(), 1 - is_some.sum() / len(numbers), last]
 
 
 def behind(root: Tensor) -> tuple[list[KeptRun], list[Tensor]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxguard.history._norms import Number, norms
+from fxguard.history._norms import Number, changes
 from fxguard.history._open_step import OpenStep
 from fxguard.history._sample import LARGE, are_alike, sample_of
 from fxguard.measure import native
@@ -42,7 +42,7 @@ class Turned:
         if len(self._made) == len(gradients):
             made = tuple([self._made[at] for at in range(len(gradients))])
             given = tuple([x for x in gradients if x is not None])
-            if native.norms(given, made, LARGE) is not None:  # which copies
+            if native.changes(given, made, LARGE) is not None:  # which copies
                 return
         for at, gradient in enumerate(gradients):
             if gradient is None:
@@ -67,9 +67,8 @@ class Turned:
             now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
         if not pairs:
             return
-        before, after = norms(made), norms(now)
-        apart = norms(now, made)  # the copies are of no use any more
-        for (at, *_), one, other, between in zip(pairs, before, after, apart, strict=True):
+        found = zip(pairs, *changes(now, made), strict=True)  # the copies are of no use any more
+        for (at, *_), between, other, one in found:
             self._note(self._series[at], one, other, between)
 
     def _note(self, series: int, before: Number, after: Number, apart: Number) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from fxguard.history._norms import largest, norms
+from fxguard.history._norms import changes, largest, norms
 from fxguard.history._open_step import OpenStep
 from fxguard.history._sample import LARGE, are_alike, part_here, parts_here, sample_of
 from fxguard.history._turned import Turned
@@ -82,7 +82,7 @@ class WeightsOfOptimizer:
             self.step.note_all(series, norms(given, most=0))
             self._turned.note(gradients)
             held, parts, copies = self._parts()
-            drifts, sizes = norms(parts, copies), norms(parts)
+            drifts, sizes, _ = changes(parts, copies)
             if self._steps:  # before the first one nobody knows what they were
                 self.step.note_all([x.drift for x in held], drifts, sizes)
             if self._has_large and self._steps % FULL == 0:
@@ -98,7 +98,8 @@ class WeightsOfOptimizer:
         self._steps += 1
         with own_arithmetic():
             held, parts, copies = self._parts()
-            self.step.note_all([x.step for x in held], norms(parts, copies), norms(parts))
+            steps, sizes, _ = changes(parts, copies)
+            self.step.note_all([x.step for x in held], steps, sizes)
             self._note_settings(optimizer)
             self._note_states(optimizer)
 

@@ -377,6 +377,7 @@ static int range_in(const DLTensor *tensor, double *low, double *high) {
 }
 
 #include "_norms.h"
+#include "_described.h"
 
 /* The same of what the exchange gives of an object. Leaves no error. */
 static int find_range(PyObject *object, double *low, double *high) {
@@ -818,6 +819,8 @@ static PyMethodDef METHODS[] = {
     {"are_finite", are_finite, METH_O, are_finite_doc},
     {"are_here", are_here, METH_VARARGS, are_here_doc},
     {"norms", norms, METH_VARARGS, norms_doc},
+    {"changes", changes, METH_VARARGS, changes_doc},
+    {"described", described, METH_O, described_doc},
     {"largest", largest, METH_VARARGS, largest_doc},
     {"state_of", state_of, METH_O, state_of_doc},
     {"any_filled", any_filled, METH_VARARGS, any_filled_doc},

@@ -4,14 +4,26 @@
  * k-th element of these have it.
  */
 
-enum { LANES = 8 };
+enum { LANES = 16 };
 
-/* Sums the squares of x, or of x - copy where there is one; then the copy becomes x. */
+/* Sums of squares: of a tensor; with a copy also of the tensor minus the copy, and of the copy. */
+typedef struct {
+    double tensor, change, copy;
+} Squares;
+
+static double sum_of(const double *lanes) {
+    double sum = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    return sum;
+}
+
+/* Adds up the squares of x; where there is a copy, it then becomes x. */
 #define SQUARES(TYPE, NUMBER)                                                                      \
     do {                                                                                           \
-        const TYPE *x = start;                                                                     \
-        TYPE *kept = copy;                                                                         \
-        double sums[LANES] = {0};                                                                  \
+        const TYPE *restrict x = start;                                                            \
+        TYPE *restrict kept = copy;                                                                \
+        double sums[LANES] = {0}, changes[LANES] = {0}, before[LANES] = {0};                       \
         ptrdiff_t i = 0;                                                                           \
         if (kept == NULL && step == 1)                                                             \
             for (; i + LANES <= count; i += LANES)                                                 \
@@ -20,22 +32,27 @@ enum { LANES = 8 };
                     sums[lane] += number * number;                                                 \
                 }                                                                                  \
         else if (step == 1)                                                                        \
-            for (; i + LANES <= count; i += LANES)                                                 \
+            for (; i + LANES <= count; i += LANES) {                                               \
                 for (int lane = 0; lane < LANES; lane++) {                                         \
-                    const double number = NUMBER(x[i + lane]) - NUMBER(kept[i + lane]);            \
+                    const double number = NUMBER(x[i + lane]), old = NUMBER(kept[i + lane]);       \
+                    const double change = number - old;                                            \
                     sums[lane] += number * number;                                                 \
-                    kept[i + lane] = x[i + lane];                                                  \
+                    changes[lane] += change * change;                                              \
+                    before[lane] += old * old;                                                     \
                 }                                                                                  \
+                memcpy(kept + i, x + i, LANES * sizeof *x);                                        \
+            }                                                                                      \
         for (; i < count; i++) {                                                                   \
-            const double number = NUMBER(x[i * step]) - (kept == NULL ? 0.0 : NUMBER(kept[i]));    \
+            const double number = NUMBER(x[i * step]);                                             \
             sums[0] += number * number;                                                            \
-            if (kept != NULL)                                                                      \
+            if (kept != NULL) {                                                                    \
+                const double old = NUMBER(kept[i]);                                                \
+                changes[0] += (number - old) * (number - old);                                     \
+                before[0] += old * old;                                                            \
                 kept[i] = x[i * step];                                                             \
+            }                                                                                      \
         }                                                                                          \
-        double sum = 0;                                                                            \
-        for (int lane = 0; lane < LANES; lane++)                                                   \
-            sum += sums[lane];                                                                     \
-        return sum;                                                                                \
+        *found = (Squares){sum_of(sums), sum_of(changes), sum_of(before)};                         \
     } while (0)
 
 #define AS_DOUBLE(x) ((double)(x))
@@ -52,25 +69,29 @@ static inline double from_float16(uint16_t bits) {
     return bits >> 15 ? -number : number;
 }
 
-LOOP static double squares_float32(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy) {
+LOOP static void squares_float32(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy,
+                        Squares *found) {
     SQUARES(float, AS_DOUBLE);
 }
 
-LOOP static double squares_float64(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy) {
+LOOP static void squares_float64(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy,
+                        Squares *found) {
     SQUARES(double, AS_DOUBLE);
 }
 
-LOOP static double squares_bfloat16(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy) {
+LOOP static void squares_bfloat16(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy,
+                        Squares *found) {
     SQUARES(uint16_t, from_bfloat16);
 }
 
-static double squares_float16(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy) {
+static void squares_float16(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy,
+                        Squares *found) {
     SQUARES(uint16_t, from_float16);
 }
 
-typedef double (*Squares)(const void *, ptrdiff_t, ptrdiff_t, void *);
+typedef void (*SquaresOf)(const void *, ptrdiff_t, ptrdiff_t, void *, Squares *);
 
-static Squares squares_of(const DLTensor *tensor) {
+static SquaresOf squares_of(const DLTensor *tensor) {
     if (tensor->dtype.lanes != 1)
         return NULL;
     if (tensor->dtype.code == CODE_BFLOAT && tensor->dtype.bits == 16)
@@ -124,7 +145,7 @@ static int one_axis(PyObject *object, DLTensor *tensor, int64_t most, Axis *axis
 typedef struct {
     DLTensor tensor, copy;
     Axis axis;
-    Squares squares;
+    SquaresOf squares;
 } Compared;
 
 static int compared(PyObject *object, PyObject *kept, int64_t most, Compared *found) {
@@ -139,74 +160,105 @@ static int compared(PyObject *object, PyObject *kept, int64_t most, Compared *fo
            axis.size == found->axis.size && axis.stride == 1;
 }
 
-/* The arguments of the functions below; 0 where there is nothing to read. */
-static int tuples_of(PyObject *args, PyObject **tensors, PyObject **copies, long long *most) {
-    if (!PyArg_ParseTuple(args, "O!OL", &PyTuple_Type, tensors, copies, most))
-        return 0;
-    if (*copies == Py_None)
-        *copies = NULL;
-    return tensor_of != NULL &&
-           (*copies == NULL ||
-            (PyTuple_Check(*copies) && PyTuple_Size(*copies) == PyTuple_Size(*tensors)));
+/* The tensors of a tuple, each with its copy where there are copies; NULL where one cannot be read,
+ * without an error. PyMem_Free frees it. */
+static Compared *all_compared(PyObject *tensors, PyObject *copies, int64_t most) {
+    const Py_ssize_t count = PyTuple_Size(tensors);
+    if (tensor_of == NULL || (copies != NULL && PyTuple_Size(copies) != count))
+        return NULL;
+    Compared *found = PyMem_Malloc((size_t)(count ? count : 1) * sizeof *found);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        PyObject *copy = copies == NULL ? NULL : PyTuple_GetItem(copies, i);
+        if (!compared(PyTuple_GetItem(tensors, i), copy, most, &found[i])) {
+            PyMem_Free(found);
+            found = NULL;
+        }
+    }
+    return found;
 }
 
-static PyObject *item_or_null(PyObject *tuple, Py_ssize_t i) {
-    return tuple == NULL ? NULL : PyTuple_GetItem(tuple, i);
+static Squares squares_in(const Compared *x) {
+    Squares found;
+    x->squares((const char *)x->tensor.data + x->tensor.byte_offset, (ptrdiff_t)x->axis.size,
+               (ptrdiff_t)x->axis.stride,
+               x->copy.data ? (char *)x->copy.data + x->copy.byte_offset : NULL, &found);
+    return found;
+}
+
+static int put_norm(PyObject *list, Py_ssize_t i, double squares) {
+    PyObject *number = PyFloat_FromDouble(sqrt(squares));
+    return number == NULL ? -1 : PyList_SetItem(list, i, number);
 }
 
 PyDoc_STRVAR(are_here_doc,
              "are_here(tensors, copies, most)\n--\n\n"
-             "Whether `norms` can read every tensor of a tuple, and its copy where there are copies.");
+             "Whether every tensor of a tuple can be read, and compared with its copy where there are\n"
+             "copies.");
 
 static PyObject *are_here(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *tensors, *copies;
     long long most;
-    if (!tuples_of(args, &tensors, &copies, &most))
-        return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
-    for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++) {
-        Compared found;
-        if (!compared(PyTuple_GetItem(tensors, i), item_or_null(copies, i), most, &found))
-            return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
-    }
-    Py_RETURN_TRUE;
+    if (!PyArg_ParseTuple(args, "O!OL", &PyTuple_Type, &tensors, &copies, &most))
+        return NULL;
+    if (copies != Py_None && !PyTuple_Check(copies))
+        Py_RETURN_FALSE;
+    Compared *found = all_compared(tensors, copies == Py_None ? NULL : copies, most);
+    PyMem_Free(found);
+    return PyBool_FromLong(found != NULL);
 }
 
 PyDoc_STRVAR(norms_doc,
-             "norms(tensors, copies, most)\n--\n\n"
-             "The Euclidean norm of each tensor of a tuple; with copies, of each tensor minus its copy,\n"
-             "which then becomes the tensor. Of more elements than `most`, as many are read, evenly\n"
-             "spread; 0 reads all. None, with nothing written, where this cannot read one.");
+             "norms(tensors, most)\n--\n\n"
+             "The Euclidean norm of each tensor of a tuple. Of more elements than `most`, as many are\n"
+             "read, evenly spread; 0 reads all. None where this cannot read one.");
 
 static PyObject *norms(PyObject *module, PyObject *args) {
-    PyObject *tensors, *copies;
+    (void)module;
+    PyObject *tensors;
     long long most;
-    PyObject *can_read = are_here(module, args); /* look at all before writing */
-    if (can_read != Py_True) {
-        Py_XDECREF(can_read);
-        if (can_read == NULL)
-            return NULL;
-        Py_RETURN_NONE;
-    }
-    Py_DECREF(can_read);
-    if (!tuples_of(args, &tensors, &copies, &most))
+    if (!PyArg_ParseTuple(args, "O!L", &PyTuple_Type, &tensors, &most))
         return NULL;
+    Compared *given = all_compared(tensors, NULL, most);
+    if (given == NULL)
+        Py_RETURN_NONE;
     const Py_ssize_t count = PyTuple_Size(tensors);
     PyObject *found = PyList_New(count);
-    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
-        Compared x;
-        double sum = 0;
-        if (compared(PyTuple_GetItem(tensors, i), item_or_null(copies, i), most, &x))
-            sum = x.squares((const char *)x.tensor.data + x.tensor.byte_offset,
-                            (ptrdiff_t)x.axis.size, (ptrdiff_t)x.axis.stride,
-                            x.copy.data ? (char *)x.copy.data + x.copy.byte_offset : NULL);
-        PyObject *number = PyFloat_FromDouble(sqrt(sum));
-        if (number == NULL || PyList_SetItem(found, i, number) != 0) {
-            Py_DECREF(found);
-            return NULL;
-        }
-    }
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++)
+        if (put_norm(found, i, squares_in(&given[i]).tensor) != 0)
+            Py_CLEAR(found);
+    PyMem_Free(given);
     return found;
+}
+
+PyDoc_STRVAR(changes_doc,
+             "changes(tensors, copies, most)\n--\n\n"
+             "Three lists of Euclidean norms: of each tensor minus its copy, of the tensor, and of the\n"
+             "copy, which then becomes the tensor. `most` is as in `norms`. None, with nothing written,\n"
+             "where this cannot read one.");
+
+static PyObject *changes(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *tensors, *copies;
+    long long most;
+    if (!PyArg_ParseTuple(args, "O!O!L", &PyTuple_Type, &tensors, &PyTuple_Type, &copies, &most))
+        return NULL;
+    Compared *given = all_compared(tensors, copies, most); /* all, before one is written */
+    if (given == NULL)
+        Py_RETURN_NONE;
+    const Py_ssize_t count = PyTuple_Size(tensors);
+    PyObject *found[3] = {PyList_New(count), PyList_New(count), PyList_New(count)};
+    int is_right = found[0] != NULL && found[1] != NULL && found[2] != NULL;
+    for (Py_ssize_t i = 0; is_right && i < count; i++) {
+        const Squares sums = squares_in(&given[i]);
+        is_right = put_norm(found[0], i, sums.change) == 0 &&
+                   put_norm(found[1], i, sums.tensor) == 0 && put_norm(found[2], i, sums.copy) == 0;
+    }
+    PyMem_Free(given);
+    PyObject *all = is_right ? PyTuple_Pack(3, found[0], found[1], found[2]) : NULL;
+    for (int i = 0; i < 3; i++)
+        Py_XDECREF(found[i]);
+    return all;
 }
 
 PyDoc_STRVAR(largest_doc,

@@ -101,7 +101,15 @@ class _NotBuilt:
         return False
 
     @staticmethod
-    def norms(tensors: object, copies: object, most: object) -> None:
+    def norms(tensors: object, most: object) -> None:
+        return None
+
+    @staticmethod
+    def changes(tensors: object, copies: object, most: object) -> None:
+        return None
+
+    @staticmethod
+    def described(tensor: object) -> None:
         return None
 
     @staticmethod
@@ -177,17 +185,28 @@ reading_dense_or = getattr(_functions, "reading_dense_or", _functions.reading_or
 below: Callable[[list[tuple[int, float]], Callable[[], int]], Callable[[Any], bool]]
 below = getattr(_functions, "below", _NotBuilt.below)
 
-# The Euclidean norm of each tensor of a tuple; given a tuple of copies, of each tensor minus its
-# copy, which then becomes the tensor. Of more elements than a number, as many are read, evenly
-# spread; 0 reads all. None, with nothing written, where C cannot read one of them.
-norms: Callable[[tuple[Tensor, ...], tuple[Tensor, ...] | None, int], list[float] | None]
-norms = _functions.norms
+# The Euclidean norm of each tensor of a tuple. Of more elements than a number, as many are read,
+# evenly spread; 0 reads all. None where C cannot read one of them.
+norms: Callable[[tuple[Tensor, ...], int], list[float] | None] = _functions.norms
 
-# Whether it can read all of them, given the same.
+# Given a tuple of copies as well, the norms of each tensor minus its copy, of the tensor, and of
+# the copy, which then becomes the tensor. None as above, with nothing written.
+changes: Callable[
+    [tuple[Tensor, ...], tuple[Tensor, ...], int],
+    tuple[list[float], list[float], list[float]] | None,
+]
+changes = _functions.changes
+
+# Whether they can read all of them; the copies may be None.
 are_here: Callable[[tuple[Any, ...], tuple[Tensor, ...] | None, int], bool] = _functions.are_here
 
 # The largest magnitude of each tensor of a tuple, of as many elements; None as above.
 largest: Callable[[tuple[Tensor, ...], int], list[float] | None] = _functions.largest
+
+# The largest magnitude of a tensor; and of up to 8,192 elements, evenly spread, the mean, the share
+# of zeros, and the geometric mean of the other magnitudes, or of integers how many are distinct.
+# None as above.
+described: Callable[[Tensor], tuple[float, float, float, float] | None] = _functions.described
 
 # The numbers of a list of such pairs as doubles, or None if it holds anything else.
 packed: Callable[[object], bytearray | None] = _functions.packed

@@ -402,10 +402,10 @@ def test_nothing_is_kept_alive(tmp_path: Path) -> None:
     train(model, 2, optimizer=optimizer)
     history = fxguard.guard_of(model).recorder.listener(Histories)  # type: ignore[attr-defined]
     assert history is not None
-    assert len(history._optimizers) == 1
+    assert len(history._optimizers._known) == 1
     del optimizer
     gc.collect()
-    assert not len(history._optimizers)
+    assert not len(history._optimizers._known)
     fxguard.remove(model)
     assert torch.autograd.backward.__module__ == "torch.autograd"
 

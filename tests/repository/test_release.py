@@ -64,7 +64,7 @@ def test_all_that_builds_it_is_in_the_source_distribution(built: dict[str, Path]
     assert names >= {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"}
     assert names >= {"_fxguard_autoload.py", "_fxguard_pytest.py", "fxguard/measure/_native.c"}
     assert "fxguard/measure/_operations.h" in names
-    assert names >= {"fxguard/measure/_losses.h", "fxguard/measure/_norms.h"}
+    assert names >= {f"fxguard/measure/_{name}.h" for name in ("described", "losses", "norms")}
     assert names >= {"fxguard/py.typed", "fxguard/report/page/uPlot-LICENSE"}
 
 

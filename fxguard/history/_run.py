@@ -1,0 +1,95 @@
+"""One run of a training: its rows in files, and the events that these show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fxguard.history._judge import Judge, not_known
+from fxguard.history._news import News
+from fxguard.history._resumed import Beginning, judged, last_rows
+from fxguard.history._series import Row, Series
+from fxguard.history._trials import Trial
+from fxguard.history._tried import with_trial
+from fxguard.history._writer import Writer
+from fxguard.report import terminal
+from fxguard.report.event import Event
+
+__all__ = ["Run"]
+
+
+class Run:
+    """Writes rows down, and tells of events. A run in the folder of another one goes on with it.
+
+    Args:
+        folder: of the history.
+        rank: of this process, and how many there are.
+        about: the run, as plain data.
+        series: in the order of their positions; the list is read, and more come.
+        named: gives an event the name of the operation that has changed, if one has.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: tuple[int, int],
+        about: Mapping[str, str],
+        series: list[Series],
+        named: Callable[[Event], Event],
+    ) -> None:
+        self.writer = Writer(folder, rank=rank[0], about=about)
+        self.number = self.writer.next_step  # of the step that runs
+        self._rank, self._series, self._named = rank[0], series, named
+        self._news = News(self.writer.folder, *rank)
+        for each in series:
+            self.writer.register(each)
+        rows = last_rows(self.writer.folder, self._rank, series, self.number)
+        self.judge: Judge = judged(series, rows)
+        self._beginning = Beginning(series, rows) if rows else None
+
+    @property
+    def folder(self) -> Path:
+        """Of the history."""
+        return self.writer.folder
+
+    def register(self, series: Series) -> None:
+        """Take one more series."""
+        self.judge.register(series)
+        self.writer.register(series)
+
+    def add(self, row: Row, trial: Trial | None) -> None:
+        """Take the numbers of the step that has ended.
+
+        Args:
+            row: the numbers.
+            trial: second runs that may tell of its events; None if there were none.
+        """
+        if self._beginning is not None:
+            self._beginning.take(row)
+        self.number += 1
+        self.writer.add(row)
+        found = self.judge.seen(row, not_known if trial is None else trial.shows_data)
+        events = self._as_before([with_trial(self._named(x), trial, self._series) for x in found])
+        for event in events:
+            self.writer.event(event)
+        self._news.tell(events)
+
+    def close(self) -> None:
+        """End the files, and tell what waits."""
+        self._news.close()
+        self.writer.close()
+
+    def _as_before(self, events: list[Event]) -> list[Event]:
+        """The events of a step; none if a resumed run turns out to be another training."""
+        if self._beginning is None:
+            return events
+        elsewhere = self._beginning.elsewhere(events)
+        events = [*map(self._beginning.in_words, events)]
+        if elsewhere:
+            self.judge = judged(self._series, self._beginning.rows)
+            if not self._rank:
+                terminal.write(f"fxguard: {elsewhere}", sys.stderr)
+        if elsewhere or self._beginning.is_over:
+            self._beginning = None
+        return [] if elsewhere else events
