@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch.fx.node import Node, map_arg
 from fxguard.batch.events import GraphRun
 from fxguard.graph.operations import read_node
 from fxguard.history._open_step import OpenStep
+from fxguard.history._rows import KEPT
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Plan
 from fxguard.records import title_of
@@ -39,7 +41,7 @@ class Changed:
 
 
 class Captured:
-    """Notes the form of each graph that runs.
+    """Notes the form of each graph that runs: a module has several in a batch, where it breaks.
 
     Args:
         step: the step that runs.
@@ -48,30 +50,45 @@ class Captured:
     def __init__(self, step: OpenStep) -> None:
         self.step = step
         self._forms: dict[str, list[tuple[Plan, list[_Call]]]] = {}  # by the module that runs it
-        self._last: dict[str, int] = {}  # which of them ran last
-        self._changes: dict[str, Changed] = {}  # by the name of the series: the last change
+        self._before: dict[str, list[int]] = {}  # which of them ran in the last batch, in order
+        self._runs: dict[str, list[int]] = {}  # likewise in this one
+        # The first change of each step and series, of the last steps.
+        self._changes: deque[dict[str, Changed]] = deque([{}], maxlen=KEPT)
+        self._end = 0  # the number of the step behind the last of them
+
+    def begins(self) -> None:
+        """Hear that another batch begins."""
+        self._before.update(self._runs)
+        self._runs = {}
 
     def add(self, run: GraphRun) -> None:
         """Note a run of a graph."""
         name = run.names[1]
-        forms = self._forms.setdefault(name, [])
+        forms, runs = self._forms.setdefault(name, []), self._runs.setdefault(name, [])
         at = next((i for i, (plan, _) in enumerate(forms) if plan is run.plan), len(forms))
         if at == len(forms):
             forms.append((run.plan, list(_calls_of(run))))
         what = f"{PREFIX}{name or 'the model'}"
-        before = self._last.get(name, at)
+        earlier = self._before.get(name, ()) or runs
+        before = earlier[min(len(runs), len(earlier) - 1)] if earlier else at
         if before != at:
             changed = _difference(forms[before][1], forms[at][1])
             if changed is None:  # as for other shapes
                 at = before
             else:
-                self._changes[what] = changed
-        self._last[name] = at
+                self._changes[-1].setdefault(what, changed)
+        runs.append(at)
         self.step.note(self.step.series("graph", what), at + 1.0, at + 1.0)
 
-    def of_series(self, what: str) -> Changed | None:
-        """What has changed, of a series of this kind; None of another one."""
-        return self._changes.get(what)
+    def ends_step(self, number: int) -> None:
+        """Hear that a step has ended."""
+        self._end = number + 1
+        self._changes.append({})
+
+    def change(self, what: str, step: int) -> Changed | None:
+        """What has changed in a step, of a series of this kind; None for nothing."""
+        place = len(self._changes) - 1 - (self._end - step)
+        return self._changes[place].get(what) if 0 <= place < len(self._changes) else None
 
 
 def _calls_of(run: GraphRun) -> Iterator[_Call]:

@@ -61,11 +61,16 @@ def explained(
     others = [one for one in exits if CAUSE.get(series[one.place].kind) != "data"]
     exits = exits if may_be_data else others or exits
     first = exits[0]
+    other = _other_code(series, table, first)
+    if other is not None:
+        first = replace(first, place=other)
     known, begin = series[first.place], steps[first.line]
     moved, loss = _moved(series, far, first.line)
     cause, what = CAUSE.get(known.kind, "unknown"), known.what
     evidence = [said(series, steps, table, first)]
-    given = _given(series, known) if may_be_data else []
+    if exits[0].place != first.place:
+        evidence.insert(0, said(series, steps, table, exits[0]))
+    given = _given(series, known) if may_be_data and other is None else []
     if given:
         cause, what = "data", " or ".join(one.what for one in given)
         names = " and ".join(one.what for one in given)
@@ -80,6 +85,22 @@ def explained(
         evidence.append(_of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - begin
     return Event(begin, cause, what, known.source, lead, tuple(evidence))
+
+
+def _other_code(series: list[Series], table: Tensor, first: Exit) -> int | None:
+    """The operation that runs since an operation came or went; None if neither is the case."""
+    if series[first.place].kind != "operation":
+        return None
+    runs = table[: first.line + 1] == table[: first.line + 1]  # NaN is not measured
+    before, now = runs[:-1].any(dim=0), runs[-1]
+    if bool(before[first.place] & now[first.place]):
+        return None
+    came = [
+        place
+        for place, known in enumerate(series)
+        if known.kind == "operation" and bool(now[place] & ~before[place])
+    ]
+    return min(came, key=lambda place: series[place].order, default=first.place)
 
 
 def _follows_gradient(series: list[Series], table: Tensor, step: Exit) -> bool:

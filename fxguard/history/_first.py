@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxguard.history._bands import NO_DRIFT
-from fxguard.history._series import Series
+from fxguard.history._series import BUFFER, Series
 from fxguard.history._watch import HUGE
 
 __all__ = ["BACK", "Exit", "first_exit", "raised"]
@@ -99,7 +99,8 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     ]
 
     def order(one: Exit) -> tuple[int, int, int]:
-        phase = WRITTEN if one.is_first_write else phases[one.place]
+        is_before = one.is_first_write or series[one.place].detail == BUFFER
+        phase = WRITTEN if is_before else phases[one.place]
         return phase, series[one.place].order, one.place
 
     found.sort(key=order)

@@ -45,6 +45,11 @@ class Judge:
 
     def __init__(self) -> None:
         self._series: list[Series] = []
+        self._had = set[int]()  # positions of losses
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Know nothing of what is usual."""
         self._rows = Rows()
         self._climbs = Climbs()
         self._losses: dict[int, Watch] = {}
@@ -54,16 +59,21 @@ class Judge:
         self._calm = 0  # steps since something was out of its band
         self._event: int | None = None  # step of an event that has not ended
         self._ended = -1  # last step of the event before
+        for place, series in enumerate(self._series):
+            self._watch(place, series)
 
     def register(self, series: Series) -> int:
         """Take a series, at any time; return its position in the rows from then on."""
         place = len(self._series)
         self._series.append(series)
+        self._watch(place, series)
+        return place
+
+    def _watch(self, place: int, series: Series) -> None:
         if series.kind == "loss":
             self._losses[place] = Watch(rises=True)
         if series.kind == "gradient" and not series.detail:
             self._gradients.add(place)
-        return place
 
     def watch_of(self, loss: int) -> Watch | None:
         """What says whether a loss jumps; None if the series is no loss."""
@@ -86,6 +96,8 @@ class Judge:
             return self._seen(row, is_data)
 
     def _seen(self, row: Row, is_data: IsData) -> list[Event]:
+        if self._is_another_stage(row):
+            self._begin_anew()
         numbers = self._rows.add(row)
         is_calm = self._is_calm(row.step)
         climb = self._climbs.seen(self._rows, self._series, is_calm=is_calm)
@@ -105,6 +117,12 @@ class Judge:
             self._calm, self._event = 0, row.step
             grown.append(event)
         return grown
+
+    def _is_another_stage(self, row: Row) -> bool:
+        """Whether another backward trains the model from now on, as after a pretraining."""
+        losses = {x for x in self._losses if x < len(row.high) and row.high[x] == row.high[x]}
+        had, self._had = self._had, self._had | losses
+        return bool(had and losses) and not had & losses
 
     def _jumped(self, row: Row, numbers: Tensor) -> bool:
         """Whether a loss or a gradient is above its band."""

@@ -48,6 +48,8 @@ class Operations:
             is_of_loss: whether it is the latter.
         """
         self._is_of_loss = is_of_loss
+        if not is_of_loss:
+            self.captured.begins()
         runs: Counter[tuple[int, str]] = Counter()
         seen: Counter[tuple[str, str]] = Counter()
         between = [] if batch.between is None else batch.between.tolist()

@@ -35,9 +35,8 @@ def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> E
         return replace(event, cause="machine", tried=tried)
     if event.cause in NOT_WRITTEN and trial.shows_data(event.step):
         what = " or ".join(_given(series)) or event.what
-        return replace(
-            event, cause="data", step=trial.step, what=what, source="", lead=0, tried=tried
-        )
+        jumped = min(trial.step, event.step + event.lead)
+        return replace(event, cause="data", step=jumped, what=what, source="", lead=0, tried=tried)
     return replace(event, tried=tried)
 
 

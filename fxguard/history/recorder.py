@@ -68,7 +68,7 @@ class Histories(Listener):
         self._buffers: Buffers | None = None  # None before the first call
         self._arguments: list[str] | None = None  # names of the model's positional ones
         self._calls = 0  # with gradients since the last step
-        self._has_stepped = False  # since the row began
+        self._steps = 0  # of optimizers, since the row began
         self._has_optimizer: bool | None = None  # None while that is not known
         self._counts = False  # whether the batch that runs is one of a training
         self._begun = time.perf_counter()
@@ -118,7 +118,8 @@ class Histories(Listener):
         _open.discard(self)
         self._optimizers.close()
         self._end()
-        self._end_step()
+        if self._steps <= WITHOUT:  # or it is a part of a model that was called once by itself
+            self._end_step()
         self._stage.end()
 
     @property
@@ -143,18 +144,19 @@ class Histories(Listener):
 
     def _end_step(self) -> None:
         """Write down the step that runs, if it has made all that belongs to it."""
-        if not self._has_stepped and not (self._calls and self._has_optimizer is False):
+        if not self._steps and not (self._calls and self._has_optimizer is False):
             return
         now = time.perf_counter()
         seconds, self._begun = now - self._begun, now
         self._step.note(self._step.series("time", "seconds"), seconds, seconds)
         run = self._opened()
-        self._calls, self._has_stepped = 0, False
+        self._operations.captured.ends_step(run.number)
+        self._calls = self._steps = 0
         run.add(self._step.row(run.number), self._trials.of_step(run.number))
 
     def _named(self, event: Event) -> Event:
         """An event of a graph that was captured anew, with the operation that has changed."""
-        changed = self._operations.captured.of_series(event.what)
+        changed = self._operations.captured.change(event.what, event.step)
         if changed is None:
             return event
         evidence = (changed.sentence, *event.evidence[1:])
@@ -170,7 +172,8 @@ class Histories(Listener):
         return self.recorder.model if self.options.history_weights else None
 
     def _stepped(self) -> None:
-        self._has_stepped = self._has_optimizer = True
+        self._steps += 1
+        self._has_optimizer = True
 
     def _names_of_arguments(self) -> list[str]:
         if self._arguments is None:
@@ -189,7 +192,7 @@ class Histories(Listener):
         for root in roots:
             runs, targets = behind(root)
             is_mine = any(self._operations.has_seen(run.event) for run in runs)
-            if not is_mine and self._has_stepped:  # and was not called since
+            if not is_mine and self._steps:  # and was not called since
                 continue
             if (found := self._losses.of_root(root)) is not None:
                 series = self._step.series("loss", "loss", named_line(place))

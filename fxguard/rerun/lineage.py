@@ -36,6 +36,7 @@ LONG = f"more than {MOST} graphs and operations led to the loss"
 WRITTEN = "a graph writes what was computed before it"
 FUNCTION = "{}, an autograd function of the script, made a part of the loss"
 UNSEEN = "{} is made outside the model: only fxguard.watch and fxguard run see it run"
+WITHOUT = "the model computes a part of it without gradients"
 DRAWN = "a compiler draws the random numbers of a graph"
 
 
@@ -216,7 +217,13 @@ class _Graph(_Part):
             is_made = value in run.inputs or value in run.derived
             if is_made and position in run.plan.overwritten:
                 raise NotJudged(WRITTEN)
-        return [(position, x) for position, _ in given if isinstance(x := args[position], Tensor)]
+        read = [(position, x) for position, _ in given if isinstance(x := args[position], Tensor)]
+        values = dict(given)
+        for position, x in read:
+            is_made = values[position] in run.inputs or values[position] in run.derived
+            if is_made and x.grad_fn is None and x.dim():  # out of buffers, it may be: no data
+                raise NotJudged(WITHOUT)
+        return read
 
     def run(self) -> tuple[GraphRun, Callable[[], None]]:
         return self.kept.opened(), self.kept.restore_settings

@@ -248,3 +248,54 @@ def test_two_losses_of_one_forward(tmp_path: Path) -> None:
     (name,) = (name for name in history.series if name.startswith("loss"))
     track = history.get(name)
     assert all(low < high for low, high in zip(track.low, track.high, strict=True))
+
+
+def test_a_stage_with_another_loss(tmp_path: Path) -> None:
+    """What follows a pretraining is judged by itself: its data and its gradients are others."""
+    torch.manual_seed(0)
+    encoder, decoder = nn.Linear(8, 16), nn.Linear(16, 8)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 1e-3)
+    with fxguard.watch(encoder, history=tmp_path):
+        for step in range(2 * STEPS):
+            x = torch.randn(64, 8) * (1 if step < STEPS else 50)
+            optimizer.zero_grad()
+            if step < STEPS:
+                (decoder(encoder(x)) - x).square().mean().backward()
+            else:
+                (encoder(x).sum(1) - x[:, 0].abs()).square().mean().backward()
+            optimizer.step()
+    assert fxguard.load_history(tmp_path).events == ()
+
+
+def test_a_weight_with_more_rows(tmp_path: Path) -> None:
+    """A model with a longer table goes on with the run of the one before."""
+
+    def changed(model: nn.Module) -> None:
+        table = model.table.weight.detach()  # type: ignore[union-attr,operator]
+        model.table = nn.Embedding(100, 32, _weight=table.repeat(2, 1) * 9)
+
+    torch.manual_seed(0)
+    first = made()
+    with fxguard.watch(first[0], history=tmp_path):
+        list(steps(first))
+        second, _ = resumed(saved(first), lambda kept: None)
+        changed(second)
+        with fxguard.watch(second, history=tmp_path):
+            list(steps((second, torch.optim.Adam(second.parameters(), lr=1e-2)), STEPS))
+    history = fxguard.load_history(tmp_path)
+    assert (history.resumed, history.inside) == ((STEPS,), ())
+    (event,) = history.events
+    assert (event.step, event.cause, event.what) == (STEPS, "weights", "table.weight")
+
+
+def test_a_part_that_was_called_by_itself_once(tmp_path: Path) -> None:
+    """As parametrizations are when they are made: it is no model whose steps are kept."""
+    torch.manual_seed(0)
+    model, optimizer = made()
+    part = nn.Linear(32, 3)
+    part.weight = model.outer.weight  # type: ignore[union-attr,assignment]
+    with fxguard.watch(part, history=tmp_path), fxguard.watch(model, history=tmp_path):
+        part(torch.randn(2, 32))
+        list(steps((model, optimizer)))
+    history = fxguard.load_history(tmp_path)
+    assert (history.steps, history.resumed, history.inside) == (range(STEPS), (), ())

@@ -137,6 +137,76 @@ def test_a_loss_of_another_form_is_no_matter_of_the_data(tmp_path: Path) -> None
     assert event.tried[0].endswith(", too")
 
 
+def test_another_function_of_the_loss_is_its_code(tmp_path: Path) -> None:
+    """Operations of another line run where others did: whatever they read is as it was."""
+
+    def loss_of(found: Tensor, y: Tensor, jumps: bool) -> Tensor:
+        error = found - y
+        if not jumps:
+            return (error / 2).square().mean()
+        doubled = 9 * error
+        return doubled.square().mean()
+
+    event = first_event(tmp_path, loss_of=loss_of)
+    assert (event.step, event.cause, event.what) == (JUMP, "operation", "mul")
+    went, came, *_ = event.evidence
+    assert went == f"div has run in each step, and runs no more in step {JUMP}"
+    assert came.startswith(f"mul runs for the first time in step {JUMP}: it makes ")
+
+
+class Quantized(nn.Module):
+    """The nearest entries of a codebook: looked up without gradients, and read by another graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 4), nn.Linear(4, 1)
+        self.codebook: Tensor
+        self.register_buffer("codebook", torch.randn(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.inner(x)
+        found = self.codebook[torch.cdist(z, self.codebook).argmin(1)]
+        if found.sum().item() > 1e9:
+            raise ValueError("not a codebook")
+        made: Tensor = self.outer(z + (found - z).detach())
+        return made
+
+
+def test_what_a_model_has_looked_up_is_no_data(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Quantized()
+    with fxguard.watch(model, history=tmp_path):
+        list(train(model, at=lambda model, x, y: model.codebook.mul_(30)))  # type: ignore[operator,union-attr]
+    event = fxguard.load_history(tmp_path).events[0]
+    assert (event.step, event.cause, event.what) == (JUMP, "weights", "codebook")
+    assert event.tried == ("not tried: the model computes a part of it without gradients",)
+
+
+class Normed(nn.Module):
+    """Divides by a running deviation, which each forward updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 32), nn.Linear(32, 1)
+        self.deviation: Tensor
+        self.register_buffer("deviation", torch.ones(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.inner(x)
+        self.deviation.lerp_(found.detach().std(0), 0.1)
+        made: Tensor = self.outer((found / self.deviation).relu())
+        return made
+
+
+def test_a_buffer_that_each_forward_updates_is_written_by_something_else(tmp_path: Path) -> None:
+    """It was written before the forward began, whatever the forward makes of it."""
+    torch.manual_seed(0)
+    with fxguard.watch(model := Normed(), history=tmp_path):
+        list(train(model, at=lambda model, x, y: model.deviation.fill_(0.01)))  # type: ignore[operator,union-attr]
+    event = fxguard.load_history(tmp_path).events[0]
+    assert (event.step, event.cause, event.what) == (JUMP, "weights", "deviation")
+
+
 def test_a_number_that_no_second_run_makes_is_the_machines(tmp_path: Path) -> None:
     def loss_of(found: Tensor, y: Tensor, jumps: bool) -> Tensor:
         if jumps:
