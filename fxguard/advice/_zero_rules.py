@@ -12,6 +12,7 @@ from fxguard.advice._patterns import number_of
 from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
 from fxguard.advice.coarse import is_coarse_difference, words_of_steps
+from fxguard.advice.diagonals import is_of_diagonal, words_of_diagonal
 from fxguard.advice.frequencies import frequencies, words_of_frequencies
 from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import differences_behind, one_maximum, words_of_maximum
@@ -245,11 +246,20 @@ def _sampled(case: Case) -> Mapping[str, str]:
     return {"sample": "" if source is None else other_text(source.code, "log_prob")}
 
 
+def _defined(case: Case) -> Mapping[str, str]:
+    """What a divisor without a name is."""
+    return {"defined": f", with{case.definition}" if case.definition else ""}
+
+
 def _counted(case: Case) -> Mapping[str, str]:
     return {"count": signs.count_less_one(case)}
 
 
 ZERO_RULES = (
+    Rule("zero divisor, singular gradient", _LOG | _POWERS | _ROOTS | _DIVISIONS, "advice",
+         "put 1 on the diagonal of {c.bare} before {c.name}, as by + torch.eye({n}): each meets "
+         "itself there; and mask these terms behind it (a mask alone is too late: 0 * inf is NaN)",
+         is_of_diagonal, words=words_of_diagonal),
     Rule(_LOST, names_in("div"), "advice",
          "take exp(a - b) in place of exp(a) / exp(b), with factors as logarithms inside: both "
          "became 0, and the quotient need not", is_quotient_of_exps),
@@ -410,6 +420,10 @@ ZERO_RULES = (
          "keep {table} away from 0 where it is made{place}, by clamp(min=1e-4), or leave out its "
          "entry that is 0: as two times that are equal, or the end of a schedule", _is_schedule,
          words=_table),
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "give what was counted 0 times the weight 0, by where({c.divisor} == 0, 0, ... / "
+         "{c.divisor}.clamp(min=1)){defined}; a clamp alone gives it the largest",
+         signs.weighs_by_counts, words=_defined, alone=True),
     Rule("zero divisor", _DIVISIONS, "advice",
          "take {c.counted}.clamp(min=1): it is whole numbers, as counts are, and some are 0",
          lambda c: signs.divides_by_whole_numbers(c) and not signs.is_count_of_mask(c)

@@ -12,8 +12,9 @@ from fxguard.graph.poles import plain
 from fxguard.records import Source
 from fxguard.source.assigned import target_of
 from fxguard.source.masks_of_scores import mask_of_scores
+from fxguard.source.named import argument_text
 
-__all__ = ["filter_of", "words_of_filter"]
+__all__ = ["filter_of", "words_of_filter", "words_of_masked"]
 
 _FILLS = frozenset(["masked_fill", "setitem", "where"])
 
@@ -44,3 +45,16 @@ def words_of_filter(case: Case) -> Mapping[str, str]:
     filled, name = _filled(case), target_of(source)
     is_named = bool(name) and filled is not None and filled.position != source.position
     return {"mask": f"`{name}` ({source})" if is_named else f"the mask ({source.place})"}
+
+
+def words_of_masked(case: Case) -> Mapping[str, str]:
+    """``{"filled": "masked_fill (gen.py:40)", "mask": "pad"}``; {} if the lines do not tell."""
+    filled = _filled(case)
+    if filled is None:
+        return {}
+    hidden, kept = (argument_text(filled.code, *of) for of in (("masked_fill", 1), ("where", 0)))
+    if hidden:
+        return {"filled": f"masked_fill ({filled.place})", "mask": hidden}
+    is_name = kept.replace(".", "_").isidentifier()
+    mask = f"~{kept}" if is_name else f"~({kept})"
+    return {"filled": f"where ({filled.place})", "mask": mask} if kept else {}

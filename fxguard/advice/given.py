@@ -26,6 +26,7 @@ def fixes_of_given(
     has_nan: bool = False,
     largest: float = 0.0,
     suspects: Suspected | None = None,
+    gradient: str = "",
 ) -> tuple[Fix, ...]:
     """What to do about a weight or an input that was already bad when the model got it.
 
@@ -40,12 +41,20 @@ def fixes_of_given(
         has_nan: whether it holds a NaN.
         largest: the largest magnitude of its finite elements.
         suspects: what may have made it, by the statement that assigned it.
+        gradient: the expression, if it is the gradient of a weight, ``p.grad``. Its backward was
+            not told as the cause, since a loss scale explains it.
 
     Example:
         >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
         look at where sample 5 of x comes from: fxguard has not seen what made it (advice)
     """
-    if role is Role.INPUT:
+    if role is Role.INPUT and gradient:
+        unseen = ": isnan does not see inf" if is_inf else ""
+        text = (
+            f"skip a step where a gradient, here `{gradient}`, is not finite, by "
+            f"torch.isfinite({gradient}).all(), and lower the loss scale{unseen}"
+        )
+    elif role is Role.INPUT:
         what = name if row is None else f"sample {row} of {name}"
         text = f"look at where {what} comes from: fxguard has not seen what made it"
         if written:

@@ -220,7 +220,7 @@ def words_of_limit(case: Case) -> Mapping[str, str]:
     return {
         "name": _name(case, found.value),
         "at": f"{found.at:g}",
-        "limit": limit,
+        "limit": "as of their derivatives" if limit == "limit" else limit,
         "how": how + sinc,
     }
 

@@ -49,6 +49,7 @@ _JOINS = _names("cat concat concatenate hstack stack vstack")
 _CLAMPS = _names("clamp clamp_min clip hardtanh")
 _RELUS = _names("relu relu6 threshold")
 _PRODUCTS = _names("baddbmm bmm einsum matmul mm mul")
+_GAMMAS = _names("digamma lgamma polygamma")
 _POLES = _names("log log10 log2 reciprocal rsqrt")
 
 # Their results are negative for no operand.
@@ -99,8 +100,14 @@ def _may_hold(around: Surroundings, value: int, number: float) -> bool:
 
 
 def cut_at_zero(around: Surroundings) -> Step | None:
-    """The operation that made the operand 0 where something else was negative: a relu, a clamp."""
+    """The operation that made the operand 0 where something else was negative: a relu, a clamp.
+
+    The operand of a gamma function may be a sum of what it made.
+    """
     step = made_at(around, around.culprit)
+    is_sum = step is not None and plain(step.kind) == "sum" and bool(step.inputs)
+    if step is not None and is_sum and plain(around.step.kind) in _GAMMAS:
+        step = made_at(around, step.inputs[0])
     if step is None:
         return None
     name = plain(step.kind)

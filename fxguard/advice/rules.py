@@ -17,10 +17,10 @@ from fxguard.advice._special_rules import SPECIAL_RULES
 from fxguard.advice._text_rules import TEXT_RULES
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import Case
-from fxguard.advice.chosen_products import words_of_product
+from fxguard.advice.chosen_products import words_of_argument, words_of_product
 from fxguard.advice.converged import words_of_change
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
-from fxguard.advice.filtered_rows import filter_of, words_of_filter
+from fxguard.advice.filtered_rows import filter_of, words_of_filter, words_of_masked
 from fxguard.advice.impossible_rows import has_impossible_row, words_of_emptied, words_of_row
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_divisor, words_of_step
@@ -28,6 +28,7 @@ from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.root_of_difference import words_of_difference
 from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
+from fxguard.advice.underflows import small_exp, words_of_small_exp
 from fxguard.graph.poles import (
     DEFAULT_EPS,
     LAWS,
@@ -70,7 +71,7 @@ def _is_smoothed(case: Case) -> bool:
 
 _LOG = _names("log log10 log2")
 _POSITIVE = _LOG | _names("float_power pow rsqrt sqrt xlogy")  # these need a positive operand
-_POLES = _LOG | _names("div reciprocal rsqrt")
+_POLES = _LOG | _names("digamma div lgamma polygamma reciprocal rsqrt")
 _EXPS = _names("cosh exp exp2 expm1 sinh")
 _DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
 _REDUCED = SUMS | _names("mean logcumsumexp")
@@ -288,7 +289,12 @@ RULES = (
     Rule("zero divisor, underflow", None, "advice",
          "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and at the "
          "smallest that it holds the gradient overflows",
-         lambda c: c.loses_eps() and not c.eps_has_gradient() and not signs.is_variance(c)),
+         lambda c: c.loses_eps() and not c.eps_has_gradient() and not signs.is_variance(c)
+         and c.is_differentiated()),
+    Rule("zero divisor, underflow", None, "advice",
+         "keep all that {c.name} is computed from in float32, also what is kept from step to step, "
+         "as squares are 0 in {c.dtype} sooner than their roots; {c.eps} is 0 there, too",
+         lambda c: c.loses_eps() and not c.eps_has_gradient() and not c.is_differentiated()),
     Rule("zero divisor", _names("weight_norm"), "advice",
          "initialise this weight with numbers, or leave weight_norm out: a row is all zeros, and "
          "weight_norm takes no eps"),
@@ -366,6 +372,10 @@ RULES = (
     Rule("rounding", _names("pow rsqrt sqrt"), "advice",
          "take (sq - mean ** 2).clamp(min=0) + eps, or the mean of (x - mean) ** 2, with an eps: "
          "by roundings the difference is 0 or negative", signs.is_difference_with_square),
+    Rule("zero divisor", _names("log1p"), "advice",
+         "{c.bare} is -1 in the data, as where a number is missing: put another in its place "
+         "before log1p and before statistics, such as {c.x}.clamp(min=0), or leave it out",
+         signs.is_missing_data, alone=True),
     Rule("domain", _names("log1p"), "advice",
          "{c.bare} is {c.number} in the data: take sign({c.bare}) * log1p({c.x}.abs()) where "
          "numbers below 0 mean something, or log1p({c.x}.clamp(min=0)) where they are mistakes",
@@ -386,6 +396,10 @@ RULES = (
     Rule("underflow, rounding", None, "advice",
          "compute {c.name} and what it reads in float32: {c.dtype} does not hold it", Case.is_half,
          last=True),
+    Rule("underflow", _names("div reciprocal"), "advice",
+         "work in logs from {exp} on, with logsumexp in place of {product}: an eps makes other "
+         "numbers of a divisor so small", lambda c: small_exp(c) is not None,
+         words=words_of_small_exp),
     Rule("underflow", None, "advice",
          "work with logarithms, or add an eps: {c.dtype} does not hold numbers so small",
          Case.is_wide, last=True),
@@ -402,8 +416,8 @@ RULES = (
          lambda c: signs.is_chosen_after(c) and bool(words_of_product(c)), alone=True,
          words=words_of_product),
     Rule("singular gradient, domain", None, "exact",
-         "choose a safe argument of {c.name} by where, too: the branch that is not taken has a "
-         "gradient, and 0 * inf is NaN", signs.is_chosen_after,
+         "choose a safe argument of {c.name} by where, too{such}: the branch that is not taken "
+         "has a gradient, and 0 * inf is NaN", signs.is_chosen_after, words=words_of_argument,
          rewrites=("where(c, {c.name}(a), b) -> where(c, {c.name}(where(c, a, {c.safe})), b)",
                    "where(c, b, {c.name}(a)) -> where(c, b, {c.name}(where(c, {c.safe}, a)))")),
     Rule("singular gradient", _names("sqrt"), "advice",
@@ -490,9 +504,13 @@ RULES = (
          "keep the largest entry of each row, whatever {mask} says: it is made of the scores that "
          "it hides, and hid all of a row",
          lambda c: filter_of(c) is not None, words=words_of_filter),
+    Rule("masked row", SOFTMAXES, "advice",
+         "mask with torch.finfo({c.torch_dtype}).min in place of -inf in {filled}, and put 0 where "
+         "`{mask}` is behind {c.name}, by masked_fill({mask}, 0): no entry of such a row counts",
+         lambda c: filter_of(c) is None and bool(words_of_masked(c)), words=words_of_masked),
     Rule("masked row", None, "advice",
          "drop the row in which everything is masked, or unmask one position of it",
-         lambda c: filter_of(c) is None),
+         lambda c: filter_of(c) is None and c.name != "sub"),
     # Empty operands.
     Rule("empty", SPREADS, "advice",
          "take {c.name} of more than one element (if {c.x}.{c.size} > 1); drop_last=True leaves "

@@ -13,7 +13,7 @@ from fxguard.advice._expressions import is_difference_of_squares
 from fxguard.advice._patterns import is_square_of, made_by, minus_one_of
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
-from fxguard.advice.surroundings import names_of
+from fxguard.advice.surroundings import is_passed, is_scaling, names_of
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, ENTRIES, MOVES
 from fxguard.plan.plan import Step
@@ -21,6 +21,7 @@ from fxguard.records import Role
 from fxguard.source.assigned import statement_at
 
 __all__ = [
+    "choice_after",
     "count_less_one",
     "divides_by_number",
     "divides_by_whole_numbers",
@@ -40,6 +41,7 @@ __all__ = [
     "is_masked_log",
     "is_masked_score",
     "is_masked_value",
+    "is_missing_data",
     "is_near_limit",
     "is_negative_data",
     "is_of_squares",
@@ -51,6 +53,7 @@ __all__ = [
     "norm_follows",
     "only_norm_follows",
     "table_of",
+    "weighs_by_counts",
 ]
 
 # These put together what is counted; the operand that is counted is their last one.
@@ -78,8 +81,16 @@ _LOGARITHMS = ("log", "log_softmax", "logsumexp")  # they make logarithms of pro
 
 def is_chosen_after(case: Case) -> bool:
     """A ``where`` or a mask leaves out some of its elements."""
+    return choice_after(case) is not None
+
+
+def choice_after(case: Case) -> Step | None:
+    """That operation; the result may have been scaled by numbers before."""
     choices = ("where", "masked_fill", "masked_fill_")
-    return any(step.kind in choices for step in case.around.read_by)
+    read_by = case.around.ahead(
+        [case.around.made], lambda step: is_passed(step) or is_scaling(step)
+    )
+    return next((step for step in read_by if step.kind in choices), None)
 
 
 # What the operand in question is.
@@ -175,6 +186,13 @@ def divides_by_whole_numbers(case: Case) -> bool:
     return not is_by_chance and _divides_by_whole_zero(case)
 
 
+def weighs_by_counts(case: Case) -> bool:
+    """It divides a number by one count for each class, as for weights of a loss."""
+    is_vector = case.evidence is not None and case.evidence.dims == 1
+    is_by = case.around.step.number_first or case.name == "reciprocal"
+    return is_vector and is_by and divides_by_whole_numbers(case)
+
+
 def _divides_by_whole_zero(case: Case) -> bool:
     tensors = [each for each in case.operands if each.dtype]
     culprit = case.around.culprit
@@ -227,6 +245,12 @@ def is_negative_data(case: Case) -> bool:
             return False
         value = step.inputs[0]
     return False
+
+
+def is_missing_data(case: Case) -> bool:
+    """The same of counts, of which -1 is none."""
+    tensors = [each for each in case.operands if each.dtype]
+    return is_negative_data(case) and bool(tensors) and tensors[0].is_whole
 
 
 def is_inverted_spread(case: Case) -> bool:

@@ -199,7 +199,7 @@ class _Part:
         wide_low, wide_high = (None, None)
         if isinstance(other, Tensor) and other.shape == value.shape:
             wide_low, wide_high = _range(self.of(other, value))
-        is_whole = or_else(False, are_counts, value)
+        is_whole = or_else(False, are_counts, value, -1 if low == -1 else 0)
         dtype, count = dtype_of(value), part.numel()
         is_all = count == value.numel() and sum(size > 1 for size in value.shape) > 1
         unknown: float | None = None

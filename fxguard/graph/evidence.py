@@ -23,7 +23,8 @@ class Operand:
     count: int = 1  # how many elements there are
     dtype: str = ""  # "float16"; "" for a Python number
     name: str = ""  # of the parameter, if it was given by keyword
-    # Whether all elements of the whole operand are whole numbers, and some are above 1: a count.
+    # Whether all elements of the whole operand are whole numbers, and some are above 1: counts. If
+    # the element is -1, that is the lowest of all, else 0 is.
     is_whole: bool = False
     is_all: bool = False  # whether it is all of a tensor of several rows
     # The smallest magnitude above 0 in the whole operand, if that is 0 here, needs no gradient, and

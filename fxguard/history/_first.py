@@ -98,10 +98,11 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
         if out[begin, place] >= 1
     ]
 
-    def order(one: Exit) -> tuple[int, int, int]:
+    def order(one: Exit) -> tuple[int, float, int, int]:
         is_before = one.is_first_write or series[one.place].detail == BUFFER
         phase = WRITTEN if is_before else phases[one.place]
-        return phase, series[one.place].order, one.place
+        size = -one.distance if series[one.place].detail == BUFFER else 0.0
+        return phase, size, series[one.place].order, one.place
 
     found.sort(key=order)
     clear = [one for one in found if out[begin, one.place] >= CLEARLY]

@@ -74,16 +74,20 @@ def not_finite_in(value: Tensor) -> str:
     return " and ".join(sign for sign, found in signs if bool(found.any()))
 
 
-def are_counts(value: Tensor) -> bool:
+def are_counts(value: Tensor, lowest: int = 0) -> bool:
     """Whether the elements of a tensor are whole numbers, none negative, and some above 1.
 
     Args:
         value: a dense tensor of real numbers; of a long one the first elements are looked at.
+        lowest: of the elements; -1 where that stands for what was not counted.
     """
     if value.is_complex():
         return False
     numbers = value.detach().flatten()[:MOST_COUNTS].double()
-    if not numbers.numel() or not 0 == float(numbers.min()) < 1 < float(numbers.max()) < math.inf:
+    if (
+        not numbers.numel()
+        or not lowest == float(numbers.min()) < 1 < float(numbers.max()) < math.inf
+    ):
         return False
     return bool((numbers == numbers.round()).all())
 

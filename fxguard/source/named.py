@@ -15,6 +15,7 @@ __all__ = [
     "factor_text",
     "first_argument",
     "given_text",
+    "gradient_in",
     "innermost_operand_text",
     "is_number_of_module",
     "is_of_numbers",
@@ -135,6 +136,20 @@ def given_text(code: str, name: str, position: int, count: int) -> str:
 
 def _only_text(nodes: Iterator[ast.expr], *, with_numbers: bool = False) -> str:
     found = {_text(node, with_numbers=with_numbers) for node in nodes}
+    return found.pop() if len(found) == 1 else ""
+
+
+def gradient_in(code: str) -> str:
+    """The gradient that a line reads; "" if it reads none, or several.
+
+    Example:
+        >>> gradient_in("grads = [p.grad.float() / scale for p in weights]")
+        'p.grad'
+    """
+    tree = _parsed(code)
+    nodes = () if tree is None else ast.walk(tree)
+    found = {ast.unparse(x) for x in nodes if isinstance(x, ast.Attribute) and x.attr == "grad"}
+    found -= {"torch.autograd.grad", "autograd.grad"}
     return found.pop() if len(found) == 1 else ""
 
 

@@ -10,15 +10,16 @@ import ast
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
-from types import FunctionType
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 from fxguard.records import Source
 from fxguard.source.lines import source_at
+from fxguard.source.named import called_name
 from fxguard.source.syntax import tree_of_file
 
-__all__ = ["BadPartError", "bad_part"]
+__all__ = ["BadPartError", "bad_part", "bad_part_of"]
 
 MOST_CALLS = 3  # one inside the other
 LARGEST_POWER = 1e4
@@ -43,6 +44,16 @@ _SIGNS: Mapping[type[ast.AST], Callable[..., Any]] = {
 }
 _BUILTINS: Mapping[str, Any] = {
     each.__name__: each for each in (abs, bool, float, int, len, max, min, pow, round)
+}
+# Of single numbers.
+_OF_NUMPY: Mapping[str, Any] = {
+    **{name: getattr(math, name) for name in ("ceil", "cos", "exp", "floor", "log", "sin", "sqrt")},
+    "abs": abs,
+    "float64": float,
+    "maximum": max,
+    "minimum": min,
+    "pi": math.pi,
+    "power": pow,
 }
 _LEAVES = (ast.Name, ast.Attribute, ast.Constant)
 
@@ -101,6 +112,33 @@ def bad_part(
         return found
     except _NOT_FOUND:
         return None
+    return None
+
+
+def bad_part_of(
+    body: Sequence[ast.stmt], file: str, variables: Mapping[str, Any]
+) -> BadPartError | None:
+    """The same of statements that have run, such as of a method, with their variables as they are.
+
+    Args:
+        body: what assigns variables is computed again in order; what does anything else is left
+            out, as done.
+        file: of the statements.
+        variables: what the statements read, by name. An object stands for its attributes.
+    """
+    run = _Run(file, dict(variables), lambda x, i: None)
+    for each in body:
+        name = each.targets[0] if isinstance(each, ast.Assign) else None
+        try:
+            if isinstance(each, ast.Assign) and isinstance(name, ast.Name):
+                run.variables[name.id] = run.value(each.value)
+            elif isinstance(each, (ast.Assign, ast.Return)) and each.value is not None:
+                run.value(each.value)
+        except BadPartError as found:
+            return found
+        except _NOT_FOUND:
+            if isinstance(name, ast.Name):
+                run.variables.pop(name.id, None)  # computed by something else
     return None
 
 
@@ -165,6 +203,7 @@ class _Run:
         found = self._computed(node)
         if _is_bad(found) and not isinstance(node, _LEAVES):
             is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+            is_power = is_power or (isinstance(node, ast.Call) and called_name(node) == "power")
             table = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
             at = source_at((self.file, node.lineno))
             raise BadPartError(self._text(node), found, at, table, is_power=is_power)
@@ -177,6 +216,8 @@ class _Run:
             return self.variables[node.id] if node.id in self.variables else _BUILTINS[node.id]
         if isinstance(node, ast.Attribute):
             owner = self._computed(node.value)
+            if type(owner) is ModuleType and owner.__name__ == "numpy":
+                return _OF_NUMPY[node.attr]
             return math.__dict__[node.attr] if owner is math else vars(owner)[node.attr]
         if isinstance(node, ast.UnaryOp):
             return _SIGNS[type(node.op)](self._number(node.operand))
@@ -200,7 +241,7 @@ class _Run:
         found = self.value(node)
         if not _is_number(found):
             raise _UnknownError
-        return found
+        return found if type(found).__module__ == "builtins" else found.item()
 
     def _entry(self, node: ast.Subscript) -> Any:
         table, index = self._computed(node.value), self.value(node.slice)
@@ -216,7 +257,8 @@ class _Run:
             return self._number(node.func.value)
         called = self._computed(node.func)
         given = tuple(self.value(each) for each in node.args)
-        is_pure = any(called is each for each in (*_BUILTINS.values(), *vars(math).values()))
+        pure = (*_BUILTINS.values(), *vars(math).values(), *_OF_NUMPY.values())
+        is_pure = any(called is each for each in pure)
         if is_pure and all(_is_number(x) or type(x) in (list, tuple) for x in given):
             return called(*given)
         return _called(called, given, self.entry, self.depth + 1)
@@ -232,7 +274,14 @@ class _WithNumbers(ast.NodeTransformer):
         self.variables = variables
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        found = self.variables.get(node.id)
+        return self._with_number(node, self.variables.get(node.id))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        owner = self.variables.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        return self._with_number(node, getattr(owner, "__dict__", {}).get(node.attr))
+
+    @staticmethod
+    def _with_number(node: ast.expr, found: Any) -> ast.expr:
         is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
         return (
             ast.Constant(float(f"{found:.6g}") if type(found) is not int else found)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import math
 import os.path
+import re
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
@@ -21,10 +23,13 @@ from fxguard.source.assigned import assignment_of, function_around, source_of, t
 from fxguard.source.lines import is_internal, source_at
 from fxguard.source.pure_numbers import BadPartError, bad_part
 from fxguard.source.syntax import tree_of, tree_of_file
+from fxguard.steps._own_schedule import bad_part_at
 
 __all__ = ["reason_of", "schedule_of"]
 
 RATE = "lr"
+_PAST_ITS_END = re.compile(r"\b1(?:\.0)? - (\d+(?:\.\d+)?) / (\d+(?:\.\d+)?)")
+MOST_LINES = 8  # that set a learning rate
 MOST_MADE = 3  # statements that are shown
 
 
@@ -71,13 +76,20 @@ def reason_of(optimizer: Optimizer) -> str:
                     found = bad_part(function, scheduler.last_epoch, entry=_entry)
                 if found is not None:
                     return _in_words(found)
+    for line in itertools.islice(_lines_that_set_it(), MOST_LINES):
+        if (found := bad_part_at(source_at(line))) is not None:
+            return _in_words(found)
     return ""
 
 
 def _in_words(found: BadPartError) -> str:
     text = f"{found.text} ({found.at.place})"
     if found.is_power:
-        return f"{text}, a fractional power of a negative number"
+        text += ", a fractional power of a negative number"
+        past = _PAST_ITS_END.search(found.text)
+        if past is not None and float(past[1]) > float(past[2]):
+            text += f": it is stepped more often than the {float(past[2]):g} times it was made for"
+        return text
     text += f", which is {found.number:g}"
     made = assignment_of(found.table, found.at) if found.table.isidentifier() else None
     return f"{text}: `{found.table}` comes from {made}" if made is not None else text

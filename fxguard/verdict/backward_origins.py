@@ -163,7 +163,8 @@ class Description:
         words = or_else("", _words, cause, seen)
         if hidden is not None and cause != "masked row":
             is_by_mask = plain(hidden.hides_call.kind).rstrip("_") in MASKS
-            of_hidden = or_else(no_fix, fix_of_hidden, hidden)
+            is_recursion = plain(seen.gradient.kind) == "logaddexp"  # over what is not reached
+            of_hidden = None if is_recursion else or_else(no_fix, fix_of_hidden, hidden)
             fixes = _with_hidden(fixes, of_hidden, is_by_mask=is_by_mask)
             words = words or f"{hidden.bad.text} in the forward, hidden only after it"
         if factor > 1:

@@ -39,6 +39,7 @@ from fxguard.rerun.hiding_masks import hidden_by
 from fxguard.source.assigned import assignments_of, converted_by, in_words
 from fxguard.source.call_site import variable_given
 from fxguard.source.lines import source_at, source_of_caller
+from fxguard.source.named import gradient_in
 from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
@@ -308,6 +309,7 @@ class Description:
             largest=detail.largest_finite or 0.0,
             written=written,
             suspects=self.suspects(blame, detail),
+            gradient="" if source is None else gradient_in(source.code),
         )
 
     def fixes(self, blame: Blame) -> tuple[Fix, ...]:

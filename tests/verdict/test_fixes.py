@@ -552,6 +552,13 @@ OF_PROGRAMS = (
     "see what makes {c.operand} +inf",
     "keep {table} away",
     "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what",
+    # See tests/cli/test_fixes_of_pairs_and_counts.py.
+    "put 1 on the diagonal",
+    "work in logs from {exp}",
+    "{c.bare} is -1 in the data",
+    "mask with torch.finfo({c.torch_dtype}).min in place of -inf in {filled}",
+    "give what was counted 0 times",
+    "keep all that {c.name} is computed from",
 )
 
 

@@ -1,0 +1,48 @@
+"""Matrices that are 0 on their diagonal, where each meets itself: distances of pairs.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fxguard.advice._patterns import made_by
+from fxguard.advice.case import Case
+from fxguard.graph.poles import plain
+
+__all__ = ["is_of_diagonal", "words_of_diagonal"]
+
+LEAST = 3  # rows
+MOST_STEPS = 12  # from a divisor back to differences
+
+
+def is_of_diagonal(case: Case) -> bool:
+    """Differences are 0 on the diagonals of square matrices, on all of them, and nowhere else."""
+    evidence = case.evidence
+    if evidence is None or evidence.dims < 2 or evidence.share < LEAST:
+        return False
+    size, rest = divmod(evidence.numel, evidence.share)
+    is_square = not rest and size >= LEAST and evidence.share % size == 0
+    is_on_it = evidence.index[-1] == evidence.index[-2]
+    last = (evidence.dims - 1, evidence.dims - 2)
+    is_more = any(dim in last for dim, _, _ in evidence.shared)
+    return is_square and is_on_it and not is_more and _is_of_differences(case)
+
+
+def _is_of_differences(case: Case) -> bool:
+    value = case.around.culprit
+    for _ in range(MOST_STEPS):
+        step = made_by(case.around, value)
+        if step is None or not step.inputs:
+            return False
+        if plain(step.kind) == "cdist" or (plain(step.kind) == "sub" and len(step.inputs) == 2):
+            return True
+        value = step.inputs[0]
+    return False
+
+
+def words_of_diagonal(case: Case) -> Mapping[str, str]:
+    """``{"n": "10"}``."""
+    evidence = case.evidence
+    return {"n": str(evidence.numel // evidence.share) if evidence is not None else "n"}

@@ -1,0 +1,73 @@
+"""Schedules that a script has written itself, which set the learning rate of a group."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from fxguard.capture.instances import instances_of
+from fxguard.records import Source
+from fxguard.source.assigned import function_around, holds
+from fxguard.source.pure_numbers import BadPartError, bad_part_of
+from fxguard.source.syntax import tree_of_file
+
+__all__ = ["bad_part_at"]
+
+MOST = 8  # objects of a class
+
+
+def bad_part_at(source: Source) -> BadPartError | None:
+    """The part of what a line sets that is not finite, with its numbers; None if it is not found.
+
+    Args:
+        source: the line that sets a learning rate, ``group["lr"] = rate``, in a method of an object
+            or in a function that is running.
+    """
+    function = function_around(source)
+    body = list(_statements(function, source.line))
+    for variables in _variables(source, function):
+        if (found := bad_part_of(body, source.file, variables)) is not None:
+            return found
+    return None
+
+
+def _statements(function: ast.AST, line: int) -> Iterator[ast.stmt]:
+    """The statements of a function up to a line, in order, with those of loops around it."""
+    for each in getattr(function, "body", ()):
+        if each.lineno > line:
+            return
+        yield each
+        if holds(each, line):
+            yield from _statements(each, line)
+
+
+def _variables(source: Source, function: ast.AST) -> Iterator[Mapping[str, Any]]:
+    """The variables of a function, as they are now: of the frame that runs it, or of an object."""
+    name = getattr(function, "name", "<module>")
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == source.file and frame.f_code.co_name == name:
+            yield {**frame.f_globals, **frame.f_locals}
+        frame = frame.f_back
+    owner = _class_around(source)
+    arguments = getattr(getattr(function, "args", None), "args", ())
+    if owner is None or not arguments:
+        return
+    for module in tuple(sys.modules.values()):
+        kind = vars(module).get(owner) if getattr(module, "__file__", None) == source.file else None
+        if isinstance(kind, type):
+            each: object
+            for each in instances_of(kind)[:MOST]:
+                yield {**vars(module), arguments[0].arg: each}
+
+
+def _class_around(source: Source) -> str | None:
+    """The name of the class that a line is in."""
+    tree = tree_of_file(source.file)
+    nodes = () if tree is None else ast.walk(tree)
+    return next(
+        (x.name for x in nodes if isinstance(x, ast.ClassDef) and holds(x, source.line)), None
+    )
