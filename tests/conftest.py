@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,15 +67,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before its fixtures
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Weights of a test, and of its fixtures, are the same each time it runs."""
     torch.manual_seed(0)
+    leave_alone_what_is_there(item.path)
 
 
-def pytest_collection_finish() -> None:
-    """Let Python's collector leave alone what was imported: it would look at it again and again."""
-    gc.collect()
-    gc.freeze()
+_last: list[Path] = []  # the file whose tests run
+
+
+def leave_alone_what_is_there(file: Path) -> None:
+    """Let Python's collector look no more at what is there when the tests of a file begin.
+
+    That is what was imported, and what caches hold: after some thousand tests it would take
+    seconds each time, and many tests ask for it again and again.
+    """
+    if _last != [file]:
+        _last[:] = [file]
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

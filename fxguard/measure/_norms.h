@@ -70,22 +70,22 @@ static inline double from_float16(uint16_t bits) {
 }
 
 LOOP static void squares_float32(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy,
-                        Squares *found) {
+                                 Squares *found) {
     SQUARES(float, AS_DOUBLE);
 }
 
 LOOP static void squares_float64(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy,
-                        Squares *found) {
+                                 Squares *found) {
     SQUARES(double, AS_DOUBLE);
 }
 
 LOOP static void squares_bfloat16(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy,
-                        Squares *found) {
+                                  Squares *found) {
     SQUARES(uint16_t, from_bfloat16);
 }
 
 static void squares_float16(const void *start, ptrdiff_t count, ptrdiff_t step, void *copy,
-                        Squares *found) {
+                            Squares *found) {
     SQUARES(uint16_t, from_float16);
 }
 
