@@ -74,6 +74,7 @@ class Histories(Listener):
         self._begun = time.perf_counter()
         self._end = hear_of_backwards(self._backward_comes)
         _open.add(self)
+        weakref.finalize(recorder, self.closes).atexit = False  # with its model
 
     def begins(self, batch: Batch) -> None:
         """End the step before."""
@@ -85,7 +86,7 @@ class Histories(Listener):
             self._rank = agreement.rank_and_count()  # a script may destroy the group before its end
         if not self._counts:
             return
-        model = self.recorder.model
+        model = self._model()
         if not self._calls and model is not None:
             if self._buffers is None:
                 self._buffers = Buffers(self._step, model)
@@ -136,15 +137,16 @@ class Histories(Listener):
         """The run, which begins with its first row: many models of a script are never trained."""
         stage = self._stage
         if stage.run is None:
-            model = self.recorder.model
+            model = self._model()
             folder = stage.folder(self.recorder.held_as or class_name(type(model)))
             stage.run = Run(folder, self._rank, _about(model), self._series, self._named)
-            weakref.finalize(self, stage.run.writer.close)  # if the model is gone
         return stage.run
 
     def _end_step(self) -> None:
         """Write down the step that runs, if it has made all that belongs to it."""
         if not self._steps and not (self._calls and self._has_optimizer is False):
+            return
+        if self._recorder() is None and self._stage.run is None:  # it is gone, and had no step
             return
         now = time.perf_counter()
         seconds, self._begun = now - self._begun, now
@@ -165,11 +167,16 @@ class Histories(Listener):
     def _judge(self) -> Judge:
         return Judge() if self._stage.run is None else self._stage.run.judge
 
+    def _model(self) -> Module | None:
+        """The model; None if it is gone."""
+        recorder = self._recorder()
+        return None if recorder is None else recorder.model
+
     def _model_that_runs(self) -> Module | None:
-        return self.recorder.model if self._stage.has_run else None
+        return self._model() if self._stage.has_run else None
 
     def _model_of_weights(self) -> Module | None:
-        return self.recorder.model if self.options.history_weights else None
+        return self._model() if self.options.history_weights else None
 
     def _stepped(self) -> None:
         self._steps += 1
@@ -177,7 +184,7 @@ class Histories(Listener):
 
     def _names_of_arguments(self) -> list[str]:
         if self._arguments is None:
-            model = self.recorder.model
+            model = self._model()
             try:
                 found = inspect.signature(type(model).forward if model is not None else id)
                 self._arguments = list(found.parameters)[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 from collections.abc import Callable, Iterator
@@ -248,6 +249,22 @@ def test_two_losses_of_one_forward(tmp_path: Path) -> None:
     (name,) = (name for name in history.series if name.startswith("loss"))
     track = history.get(name)
     assert all(low < high for low, high in zip(track.low, track.high, strict=True))
+
+
+def test_a_model_that_is_gone(tmp_path: Path) -> None:
+    """What has watched it may be there until Python collects, and hears of other optimizers."""
+    torch.manual_seed(0)
+    gc.disable()
+    try:
+        for first in (0, STEPS):
+            model, optimizer = made()
+            fxguard.instrument(model, history=tmp_path)
+            list(steps((model, optimizer), first))
+            del model, optimizer
+    finally:
+        gc.enable()
+    gc.collect()
+    assert fxguard.load_history(tmp_path).steps == range(2 * STEPS)
 
 
 def test_a_stage_with_another_loss(tmp_path: Path) -> None:
