@@ -52,7 +52,7 @@ def fixes_of_given(
         unseen = ": isnan does not see inf" if is_inf else ""
         text = (
             f"skip a step where a gradient, here `{gradient}`, is not finite, by "
-            f"torch.isfinite({gradient}).all(), and lower the loss scale{unseen}"
+            f"torch.isfinite({gradient}).all(), and lower the loss scale if there is one{unseen}"
         )
     elif role is Role.INPUT:
         what = name if row is None else f"sample {row} of {name}"

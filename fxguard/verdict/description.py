@@ -28,6 +28,7 @@ from fxguard.forgiving import or_else
 from fxguard.formats import HALVES, LIMITS
 from fxguard.graph.heads import is_of_heads
 from fxguard.graph.mask_makers import masks_behind
+from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.measure.columns import Columns, large_columns
 from fxguard.measure.details import Detail, are_logs_of_counts
@@ -39,7 +40,7 @@ from fxguard.rerun.hiding_masks import hidden_by
 from fxguard.source.assigned import assignments_of, converted_by, in_words
 from fxguard.source.call_site import variable_given
 from fxguard.source.lines import source_at, source_of_caller
-from fxguard.source.named import gradient_in
+from fxguard.source.named import gradient_in, operand_texts
 from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
@@ -309,8 +310,16 @@ class Description:
             largest=detail.largest_finite or 0.0,
             written=written,
             suspects=self.suspects(blame, detail),
-            gradient="" if source is None else gradient_in(source.code),
+            gradient=self._gradient_of(blame, source),
         )
+
+    def _gradient_of(self, blame: Blame, source: Source | None) -> str:
+        """The expression that the line has for a value, if that is the gradient of a weight."""
+        gradient = "" if source is None else gradient_in(source.code)
+        names = [plain(step.kind) for step in self.flow.steps if blame.value in step.inputs]
+        if source is None or not gradient or not names:
+            return ""
+        return gradient if gradient in operand_texts(source.code, names[0]) else ""
 
     def fixes(self, blame: Blame) -> tuple[Fix, ...]:
         """What to do about an origin."""

@@ -124,7 +124,7 @@ FIRST = {
         "    if any(torch.isnan(g).any() for g in grads):\n        scale /= 2\n        continue\n"
         "    scale *= 2\n    for w, g, p in zip(master, grads, net.parameters()):\n"
         "        w.sub_(0.01 * g)\n        p.data.copy_(w)\n",
-        "torch.isfinite(p.grad).all(), and lower the loss scale: isnan does not see inf",
+        "isfinite(p.grad).all(), and lower the loss scale if there is one: isnan does not see inf",
     ),
     "a schedule of one's own": (
         "class Poly:\n    def __init__(self, opt, total):\n"
