@@ -338,7 +338,7 @@ def test_the_first_nan_behind_many_infinities_is_looked_at(run_here: RunHere) ->
         "print(logp.sum().item())\n"
     ).err
     assert "masked row, all of the row is -inf; at [0, 0]: all 4 elements of the row" in err, err
-    assert "fix: drop the row in which everything is masked" in err
+    assert "fix: mask with torch.finfo(torch.float32).min in place of -inf in masked_fill" in err
 
 
 def test_a_missing_value_is_filled_in_or_dropped(run_here: RunHere) -> None:
