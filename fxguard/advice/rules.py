@@ -38,6 +38,7 @@ from fxguard.graph.poles import (
     SOFTMAXES,
     SPREADS,
     SUMS,
+    plain,
 )
 from fxguard.graph.tables import CASTS
 from fxguard.source.assigned import statement_at
@@ -165,6 +166,12 @@ def _is_steep_elsewhere(case: Case) -> bool:
     return bool(case.made_in and case.steep) and case.dtype != "float16"
 
 
+def _is_kept_root(case: Case) -> bool:
+    """A root of what is not trained, such as the second moment of an optimizer."""
+    is_root = any(plain(step.kind) == "sqrt" for step in case.around.culprit_made_by)
+    return is_root and not case.is_differentiated()
+
+
 def _is_free(case: Case) -> bool:
     return case.has_operands() and signs.is_free_domain(case) and not case.is_of_parameters()
 
@@ -290,11 +297,11 @@ RULES = (
          "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and at the "
          "smallest that it holds the gradient overflows",
          lambda c: c.loses_eps() and not c.eps_has_gradient() and not signs.is_variance(c)
-         and c.is_differentiated()),
+         and not _is_kept_root(c)),
     Rule("zero divisor, underflow", None, "advice",
          "keep all that {c.name} is computed from in float32, also what is kept from step to step, "
          "as squares are 0 in {c.dtype} sooner than their roots; {c.eps} is 0 there, too",
-         lambda c: c.loses_eps() and not c.eps_has_gradient() and not c.is_differentiated()),
+         lambda c: c.loses_eps() and not c.eps_has_gradient() and _is_kept_root(c)),
     Rule("zero divisor", _names("weight_norm"), "advice",
          "initialise this weight with numbers, or leave weight_norm out: a row is all zeros, and "
          "weight_norm takes no eps"),
