@@ -38,25 +38,25 @@ class Run:
         series: list[Series],
         named: Callable[[Event], Event],
     ) -> None:
-        self.writer = Writer(folder, rank=rank[0], about=about)
-        self.number = self.writer.next_step  # of the step that runs
+        self._writer = Writer(folder, rank=rank[0], about=about)
+        self.number = self._writer.next_step  # of the step that runs
         self._rank, self._series, self._named = rank[0], series, named
-        self._news = News(self.writer.folder, *rank)
+        self._news = News(self._writer.folder, *rank)
         for each in series:
-            self.writer.register(each)
-        rows = last_rows(self.writer.folder, self._rank, series, self.number)
+            self._writer.register(each)
+        rows = last_rows(self._writer.folder, self._rank, series, self.number)
         self.judge: Judge = judged(series, rows)
         self._beginning = Beginning(series, rows) if rows else None
 
     @property
     def folder(self) -> Path:
         """Of the history."""
-        return self.writer.folder
+        return self._writer.folder
 
     def register(self, series: Series) -> None:
         """Take one more series."""
         self.judge.register(series)
-        self.writer.register(series)
+        self._writer.register(series)
 
     def add(self, row: Row, trial: Trial | None) -> None:
         """Take the numbers of the step that has ended.
@@ -68,17 +68,17 @@ class Run:
         if self._beginning is not None:
             self._beginning.take(row)
         self.number += 1
-        self.writer.add(row)
+        self._writer.add(row)
         found = self.judge.seen(row, not_known if trial is None else trial.shows_data)
         events = self._as_before([with_trial(self._named(x), trial, self._series) for x in found])
         for event in events:
-            self.writer.event(event)
+            self._writer.event(event)
         self._news.tell(events)
 
     def close(self) -> None:
         """End the files, and tell what waits."""
         self._news.close()
-        self.writer.close()
+        self._writer.close()
 
     def _as_before(self, events: list[Event]) -> list[Event]:
         """The events of a step; none if a resumed run turns out to be another training."""

@@ -42,6 +42,7 @@ __all__ = ["Histories"]
 _open: weakref.WeakSet[Histories] = weakref.WeakSet()  # whose files are to be ended
 
 WITHOUT = 16  # calls with gradients and without an optimizer's step: from then on each is a step
+IN_ONE = 16  # steps of optimizers that one row may hold at the end
 
 
 class Histories(Listener):
@@ -119,7 +120,7 @@ class Histories(Listener):
         _open.discard(self)
         self._optimizers.close()
         self._end()
-        if self._steps <= WITHOUT:  # or it is a part of a model that was called once by itself
+        if self._steps <= IN_ONE:  # or it is a part of a model that was called once by itself
             self._end_step()
         self._stage.end()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from fxguard.capture.instances import instances_of
@@ -56,12 +56,13 @@ def _variables(source: Source, function: ast.AST) -> Iterator[Mapping[str, Any]]
     arguments = getattr(getattr(function, "args", None), "args", ())
     if owner is None or not arguments:
         return
-    for module in tuple(sys.modules.values()):
-        kind = vars(module).get(owner) if getattr(module, "__file__", None) == source.file else None
+    modules = [x for x in sys.modules.values() if isinstance(x, ModuleType)]
+    for held in map(vars, modules):  # not by getattr, which may import
+        kind = held.get(owner) if held.get("__file__") == source.file else None
         if isinstance(kind, type):
             each: object
             for each in instances_of(kind)[:MOST]:
-                yield {**vars(module), arguments[0].arg: each}
+                yield {**held, arguments[0].arg: each}
 
 
 def _class_around(source: Source) -> str | None:
