@@ -10,7 +10,7 @@ from torch import Tensor
 from fxguard.history._climbs import Climb
 from fxguard.history._first import BACK, Exit
 from fxguard.history._said import said
-from fxguard.history._series import BUFFER, Series
+from fxguard.history._series import BUFFER, ROW_SIZE, ROWS, Series
 from fxguard.report.event import Cause, Event
 from fxguard.report.in_words import percent, times
 
@@ -31,6 +31,10 @@ CAUSE: dict[str, Cause] = {
 OF_STATES = (
     "its gradient has grown less, and no setting and no largest element of a state has changed: "
     "look at the other elements of the states, and at what the step adds, such as a weight decay"
+)
+OF_SIZE = (
+    "range and mean of {} are in their bands: look at what the code computes from its size, or has "
+    "kept from the batches before"
 )
 HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved
@@ -75,6 +79,8 @@ def explained(
         cause, what = "data", " or ".join(one.what for one in given)
         names = " and ".join(one.what for one in given)
         evidence.append(f"what runs before it is in its band, as are range and mean of {names}")
+    elif known.detail in (ROWS, ROW_SIZE) and _is_of_size_alone(series, exits):
+        evidence.append(OF_SIZE.format(known.what))
     elif known.kind == "step" and not _follows_gradient(series, table, first):
         cause, what = "step", f"the optimizer's step on {known.what}"
         evidence.append(OF_STATES)
@@ -85,6 +91,12 @@ def explained(
         evidence.append(_of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - begin
     return Event(begin, cause, what, known.source, lead, tuple(evidence))
+
+
+def _is_of_size_alone(series: list[Series], exits: list[Exit]) -> bool:
+    """Whether of what the model and its loss are given, nothing but the size has changed."""
+    given = [series[one.place] for one in exits if series[one.place].kind in ("input", "target")]
+    return all(one.detail in (ROWS, ROW_SIZE, "distinct") for one in given)
 
 
 def _other_code(series: list[Series], table: Tensor, first: Exit) -> int | None:

@@ -15,7 +15,7 @@ from fxguard.history._norms import Number
 from fxguard.history._norms import largest as largest_of
 from fxguard.history._open_step import OpenStep
 from fxguard.history._sample import sample_of
-from fxguard.history._series import Kind
+from fxguard.history._series import ROW_SIZE, ROWS, Kind
 from fxguard.measure import native
 from fxguard.measure.at_hand import has_memory, own_arithmetic
 
@@ -46,7 +46,7 @@ def note_inputs(
 
 
 def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
-    """Add a tensor: its largest magnitude, its mean, its share of zeros, its distinct integers."""
+    """Add a tensor: its largest magnitude, mean, share of zeros, distinct integers, and its shape."""
     if type(given) is not Tensor or not has_memory(given) or not given.numel():
         return
     of_numbers = given.is_floating_point() or given.is_complex()
@@ -54,6 +54,9 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
     series = [step.series(kind, what, detail=detail) for detail in details]
     with own_arithmetic():
         step.note_all(series, native.described(given.detach()) or _described(given.detach()))
+    rows = len(given) if given.dim() else 1
+    for detail, count in ((ROWS, rows), (ROW_SIZE, given.numel() // rows)):
+        step.note(step.series(kind, what, detail=detail), count, count)
 
 
 def _described(x: Tensor) -> list[Number]:

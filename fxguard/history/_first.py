@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxguard.history._bands import NO_DRIFT
-from fxguard.history._series import BUFFER, Series
+from fxguard.history._series import BUFFER, ROWS, Series
 from fxguard.history._watch import HUGE
 
 __all__ = ["BACK", "Exit", "first_exit", "raised"]
@@ -80,6 +80,8 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     for place, known in enumerate(series):
         if phases[place] < 0:
             out[:, place] = 0
+        elif known.detail == ROWS:
+            out[:, place] *= seen[:, place] > 0  # the last batch of an epoch is often a short one
         elif known.kind in ("setting", "gradient", "step"):
             out[:, place] *= seen[:, place] > 0  # what becomes smaller makes nothing jump
             if known.kind == "setting":

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BUFFER", "Kind", "Row", "Series"]
+__all__ = ["BUFFER", "ROW_SIZE", "ROWS", "Kind", "Row", "Series"]
 
-BUFFER = "buffer"  # the detail of a weight that no optimizer steps
+# Details of series.
+BUFFER = "buffer"  # of a weight that no optimizer steps
+ROWS = "number of rows"  # of an input or targets: their first dimension
+ROW_SIZE = "size of a row"
 
 Kind = Literal[
-    "input",  # of the model: its largest magnitude, mean, share of zeros, distinct integers
+    "input",  # of the model: largest magnitude, mean, share of zeros, distinct integers, shape
     "target",  # what the loss reads beside the model's outputs, likewise
     "graph",  # which form of a captured graph runs: one more for each that was captured anew
     "operation",  # of the forward or the loss: smallest and largest magnitude of what it made

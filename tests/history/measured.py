@@ -159,6 +159,9 @@ class Measured(TorchFunctionMode):
             self._note(kind, name, float(logarithms.mean().exp2()), detail="typical")
         else:
             self._note(kind, name, float(value.unique().numel()), detail="distinct")
+        rows = len(value) if value.dim() else 1
+        self._note(kind, name, float(rows), detail="number of rows")
+        self._note(kind, name, value.numel() / rows, detail="size of a row")
         self._inside = before
 
     def __torch_function__(

@@ -232,6 +232,49 @@ def test_a_last_short_batch_is_no_event() -> None:
     assert not events_of(rows())
 
 
+def of_sizes(rows: Callable[[int], int], size: Callable[[int], int]) -> list[Event]:
+    """The events of a run whose inputs have some rows, and whose loss jumps in step 120."""
+    noise = random.Random(12)
+    series: list[Described] = [
+        ("input", "input 0", "number of rows"),
+        ("input", "input 0", "size of a row"),
+        *SERIES,
+    ]
+
+    def made() -> Iterator[Numbers]:
+        for step in range(200):
+            row = usual(noise)
+            if step >= 120:
+                for place, factor in LOSS.items():
+                    row[place] *= factor
+            yield [float(rows(step)), float(size(step)), *row]
+
+    return events_of(made(), series)
+
+
+@pytest.mark.parametrize("which", ["number of rows", "size of a row"])
+def test_a_larger_batch_is_named(which: str) -> None:
+    larger = lambda step: 96 if step >= 120 else 24  # noqa: E731
+    constant = lambda step: 24  # noqa: E731
+    is_rows = which == "number of rows"
+    (event,) = of_sizes(larger if is_rows else constant, constant if is_rows else larger)
+    assert (event.cause, event.what, event.step) == ("data", "input 0", 120)
+    assert event.evidence[0] == f"the {which} of input 0 goes from 24 to 96 in step 120"
+    assert "look at what the code computes from its size" in event.evidence[1]
+
+
+def test_a_smaller_batch_explains_no_jump() -> None:
+    (event,) = of_sizes(lambda step: 5 if step == 120 else 64, lambda step: 24)
+    assert (event.cause, event.what) == ("data", "targets or input 0")
+    assert "number of rows" not in str(event.evidence)
+
+
+def test_batches_that_vary_in_size_explain_no_jump() -> None:
+    drawn = random.Random(13)
+    (event,) = of_sizes(lambda step: drawn.randint(10, 100), lambda step: drawn.randint(10, 100))
+    assert event.what == "targets or input 0"
+
+
 def test_zeros_and_what_is_not_measured() -> None:
     """A gradient that is zero in some steps, and a series that is measured in every tenth."""
     noise = random.Random(4)

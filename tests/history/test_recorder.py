@@ -94,6 +94,8 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert last(history, "input x largest") == pytest.approx(float(x.abs().max()))
     assert last(history, "setting learning rate of AdamW's step") == 3e-3
     assert last(history, "targets distinct") == len(batch(4)[1].unique())
+    assert last(history, "input x number of rows") == len(x)
+    assert last(history, "input x size of a row") == x[0].numel()
     (inner,) = [name for name in names if name.startswith("operation inner linear ")]
     assert history.described[inner].dtype == "float32"
     assert 0 < history.get(inner).low[0] < history.get(inner).high[0]
