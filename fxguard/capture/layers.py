@@ -42,9 +42,9 @@ FEWEST = 4
 # Share of a model's modules that need no capture of their own. Less is not worth a graph for each.
 LEAST_SAVED = 0.5
 
-# Multiplications of one layer below which the call of its graph is felt: it takes 3 % of a layer
-# with so much work for each thread, or with so much on a GPU.
-LEAST_WORK = 1 << 30
+# Multiplications of one layer below which the call of its graph is felt: it takes about 1 % of a
+# layer with so much work for each thread, or 3 % with so much on a GPU.
+LEAST_WORK = 1 << 32
 LEAST_WORK_OF_GPU = 1 << 35
 
 # Bytes that the inputs of all layers may take until the end of a forward without gradients.
@@ -57,13 +57,22 @@ class EqualLayers:
 
     Attributes:
         ids: ``id`` of each.
-        least_rows: the rows below which a call of the model feels the graph for each layer.
-        most_rows: the rows above which it would keep too much.
+        felt_rows: the rows below which a layer feels the call of its graph.
+        most_rows: the rows above which the model would keep too much.
     """
 
     ids: frozenset[int]
-    least_rows: float
+    felt_rows: float
     most_rows: float
+
+    def least_rows(self, pieces: int) -> float:
+        """The rows below which a call of the model feels that it runs in pieces.
+
+        Args:
+            pieces: graphs and operations between them, in a call before; 0 if that is not known.
+                An operation between graphs costs about as much as the call of a graph.
+        """
+        return self.felt_rows * max(pieces / len(self.ids), 1)
 
 
 def equal_layers(model: Module) -> EqualLayers | None:

@@ -273,6 +273,7 @@ class GuardedCall:
                     active.here.forward = before
             with DisableTorchFunction():
                 form.note(is_one_run(running.batch))
+                guard.captures.note_pieces(running.batch)
                 self._ended(running, output)
         finally:
             guard.recorder.here.batch = None

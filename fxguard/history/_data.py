@@ -46,7 +46,7 @@ def note_inputs(
 
 
 def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
-    """Add a tensor: its largest magnitude, mean, share of zeros, distinct integers, and its shape."""
+    """Add a tensor: largest magnitude, mean, share of zeros, distinct integers, and shape."""
     if type(given) is not Tensor or not has_memory(given) or not given.numel():
         return
     of_numbers = given.is_floating_point() or given.is_complex()

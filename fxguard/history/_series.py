@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BUFFER", "ROW_SIZE", "ROWS", "Kind", "Row", "Series"]
+__all__ = ["BUFFER", "ROWS", "ROW_SIZE", "Kind", "Row", "Series"]
 
 # Details of series.
 BUFFER = "buffer"  # of a weight that no optimizer steps

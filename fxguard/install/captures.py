@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from torch.nn import Module
 
 from fxguard.batch import observer
+from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo, let_go
 from fxguard.capture.backend import CheckingBackend
@@ -129,7 +130,8 @@ class Captures:
         # The form that was last called, if nothing but these decides about it: the method, whether
         # there are gradients, and the changes of the model.
         self._whole: tuple[tuple[str, bool, int], Form] | None = None
-        self._small_calls = 0.0  # in which the graphs of layers are felt
+        self._small_calls = 0.0  # in which the graphs of layers, and what is between, are felt
+        self._pieces: dict[bool, int] = {}  # in the last call by layers, as `_equal`
         self._backends: list[CheckingBackend] = []
         # Of graphs that may run. TorchDynamo's cache refers to them.
         self._in_use: list[dynamo.Backend] = []
@@ -191,7 +193,7 @@ class Captures:
         if not self.checks or self.keeping is not None:
             return frozenset()
         if self._changes != self.names.changes:
-            self._equal, self._changes = {}, self.names.changes
+            self._equal, self._pieces, self._changes = {}, {}, self.names.changes
         has_gradients = torch.is_grad_enabled()
         if has_gradients not in self._equal:
             self._equal[has_gradients] = equal_layers(self.names.model)
@@ -199,11 +201,18 @@ class Captures:
         if found is None:
             return frozenset()
         rows = rows_of(given())
-        if rows < found.least_rows:
+        if rows < found.least_rows(self._pieces.get(has_gradients, 0)):
             self._small_calls += TOKEN if rows <= MOST_TOKENS else 1
             if self._small_calls > MOST_SMALL_CALLS:
                 return frozenset()
         return frozenset() if rows > found.most_rows else found.ids
+
+    def note_pieces(self, batch: Batch) -> None:
+        """Note how many graphs and operations between them a call of the model has had."""
+        has_gradients = torch.is_grad_enabled()
+        if self._equal.get(has_gradients) is not None:
+            pieces = len(batch.runs) + batch.uncaptured()  # one if it was captured whole
+            self._pieces[has_gradients] = max(self._pieces.get(has_gradients, 0), pieces)
 
     def _compile(
         self,

@@ -382,10 +382,36 @@ def test_many_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     work = sum(weight.numel() for weight in model.h[0].parameters())
     monkeypatch.setattr(layers, "LEAST_WORK", 10 * work / torch.get_num_threads())
     fxguard.instrument(model)
+    many = IDS.repeat(4, 1)
     with torch.no_grad():
-        assert [captured_whole(model, IDS) for _ in range(3)] == [False] * 3
+        assert [captured_whole(model, many) for _ in range(3)] == [False] * 3
         assert [captured_whole(model, IDS[:1]) for _ in range(4)] == [False, False, True, True]
-        assert not captured_whole(model, IDS)
+        assert not captured_whole(model, many)
+
+
+@pytest.mark.parametrize("is_felt", [True, False])
+def test_operations_between_layers(monkeypatch: pytest.MonkeyPatch, is_felt: bool) -> None:
+    """Each costs as much as the call of a graph: where they are many, a capture pays, too."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, ids: Tensor) -> Tensor:
+            found: Tensor = self.inner(ids)
+            for _ in range(40 if is_felt else 1):
+                found = found.sin()
+            return found
+
+    monkeypatch.setattr(captures, "MOST_SMALL_CALLS", 2)
+    monkeypatch.setattr(captures, "MOST_TOKENS", 0)
+    model = Around()
+    work = 3 * sum(weight.numel() for weight in model.inner.h[0].parameters())
+    rows = IDS.numel() / 4  # from which on a layer does not feel the call of its graph
+    monkeypatch.setattr(layers, "LEAST_WORK", rows * work / torch.get_num_threads())
+    fxguard.instrument(model)
+    assert [captured_whole(model) for _ in range(6)] == [False] * 3 + 3 * [is_felt]
 
 
 def test_the_tokens_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
