@@ -7,11 +7,14 @@ each of them there. Knows nothing of torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fxguard.advice import _expressions as made
 from fxguard.advice import becomes, signs
 from fxguard.advice import special_functions as special
 from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
+from fxguard.advice.surroundings import names_of
 from fxguard.advice.zeros import is_normalized_in_turn
 from fxguard.graph.poles import PRODUCTS, SUMS, plain
 
@@ -34,6 +37,11 @@ def _is_sum_of_densities(case: Case) -> bool:
         made.is_sum_of_exp("mean"),
     )
     return made.is_sum_of_densities(case) and not any(fits(case) for fits in own_rules)
+
+
+def _instead_of_log(case: Case) -> Mapping[str, str]:
+    sums = names_of(case.around.read_by)
+    return {"instead": "logcumsumexp" if "cumsum" in sums else "logsumexp or log_softmax"}
 
 
 REWRITES = (
@@ -196,10 +204,12 @@ REWRITES = (
     Rule("overflow", names_in("exp"), "advice",
          "take x + log(-expm1(-x)) instead of log(exp(x) - 1)", becomes.is_inverse_softplus),
     Rule("overflow", _EXPS, "exact",
-         "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
+         "take {instead}: a logarithm is taken of these exponentials anyway",
          lambda c: becomes.is_logged(c) and c.name not in ("cosh", "sinh")
          and not (special.is_logged(c) or special.is_log_of_gamma(c)),
+         words=_instead_of_log,
          rewrites=("log(sum(exp(x), d, k)) -> logsumexp(x, d, k)",
+                   "log(cumsum(exp(x), d)) -> logcumsumexp(x, d)",
                    "log(exp(x) / sum(exp(x), d, True)) -> log_softmax(x, d)",
                    "log(diag(exp(x)) / sum(exp(x), d)) -> x.diag() - logsumexp(x, d)",
                    "log(exp(a) / sum(exp(b), d, k)) -> a - logsumexp(b, d, k)")),

@@ -432,9 +432,12 @@ ZERO_RULES = (
          'take F.kl_div({q}, {p}, reduction="none") in place of {p} * ({p}.log() - {q})',
          _is_divergence, words=_divergence),
     Rule("zero divisor", names_in("div"), "advice",
+         "bound the scale, {c.x}.clamp(min=1e-8): where all that is to be rounded is 0, as in a "
+         "channel that was pruned, its largest magnitude is 0", zeros.is_scale_of_rounding),
+    Rule("zero divisor", names_in("div"), "advice",
          "initialise this weight with numbers that are not 0, or leave the norm out (such as "
          "spectral_norm): it divides the weight by its own norm, which is 0",
-         zeros.is_weight_by_norm),
+         lambda c: zeros.is_weight_by_norm(c) and not zeros.is_scale_of_rounding(c)),
     Rule("zero divisor", names_in("div"), "advice",
          "take F.normalize({c.dividend}, dim=dim), or add an eps to the norm: a row is all zeros",
          lambda c: zeros.divides_by_own_norm(c) and not zeros.is_weight_by_norm(c)),

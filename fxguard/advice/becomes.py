@@ -5,7 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fxguard.advice._patterns import (
     are_equal,
@@ -20,10 +20,12 @@ from fxguard.advice._patterns import (
 )
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import names_of
+from fxguard.advice.written_operands import titled, written_operand
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import LIMITERS
 from fxguard.plan.plan import Step
+from fxguard.source.named import operand_text
 
 __all__ = [
     "adds_exponentials",
@@ -45,6 +47,7 @@ __all__ = [
     "is_weighted_given",
     "is_weighted_ratio",
     "weights_of",
+    "words_of_log",
 ]
 
 _LOGS = ("log", "log10", "log2")
@@ -92,7 +95,25 @@ def is_weighted(case: Case) -> bool:
 def is_product_with_log(case: Case) -> bool:
     """A product with the logarithm of a given 0, of which no gradient is asked."""
     values = case.infinite_operands()
-    return case.reads_log_of_zero() and not any(map(case.around.is_differentiated, values))
+    is_free = not any(map(case.around.is_differentiated, values))
+    return is_free and case.reads_log_of_zero() and any(each.low == 0 for each in case.operands)
+
+
+def words_of_log(case: Case) -> Mapping[str, str]:
+    """``{"log": "log (gamma.py:16)", "x": "s"}`` of a product with the logarithm of 0; or {}."""
+    values = case.infinite_operands()
+    if not values or any(each.low == 0 for each in case.operands):
+        return {}
+    behind = case.around.behind_all_of(values)
+    step = next((each for each in behind if plain(each.kind) in _LOGS), None)
+    if step is not None and case.reads_log_of_zero():
+        return {"log": titled(step), "x": written_operand(step) or "x"}
+    source = case.around.step.source
+    if source is None or behind:
+        return {}
+    # It has no gradient, and is in no graph.
+    found = operand_text(source.code, "log")
+    return {"log": f"log ({source.place})", "x": found} if found else {}
 
 
 def is_of_masked_softmax(case: Case) -> bool:
@@ -225,7 +246,7 @@ def is_logged(case: Case) -> bool:
         summed = [
             step
             for step in steps
-            if plain(step.kind) in ("div", "mean", "sum")
+            if plain(step.kind) in ("cumsum", "div", "mean", "sum")
             or (plain(step.kind) == "add" and _adds_exponentials_alone(case, step))
         ]
         steps = [*steps, *case.around.ahead_all(summed)]

@@ -5,9 +5,9 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from fxguard.advice._patterns import made_by
+from fxguard.advice._patterns import factors_of, made_by
 from fxguard.advice._rule import names_in
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.written_operands import titled
@@ -65,18 +65,26 @@ def _products(around: Surroundings, exp: Step) -> Iterator[tuple[Step, Step]]:
             name = plain(step.kind).rstrip("_")
             others = [value for value in step.inputs if value != read]
             if name in PRODUCTS:
-                for other in others:
-                    maker = made_by(around, other)
-                    if maker is not None and _is_reciprocal(around, exp, maker):
+                for maker in _makers_of_factors(around, others):
+                    if _is_reciprocal(around, exp, maker):
                         yield step, maker
             divides = name == "div" and len(step.inputs) == 2 and step.inputs[0] == read
             if divides and read not in exp.outputs:
-                maker = made_by(around, step.inputs[1])
-                if maker is not None and _is_same(around, exp, maker):
+                divisor = made_by(around, step.inputs[1])
+                if divisor is not None and _is_same(around, exp, divisor):
                     yield step, exp
             if not step.counts or name in PASSED:
                 todo += [each for each in step.outputs if each not in seen]
                 seen.update(step.outputs)
+
+
+def _makers_of_factors(around: Surroundings, values: Iterable[int]) -> Iterator[Step]:
+    """What made some values, or the factors that they are products of."""
+    for value in values:
+        made = made_by(around, value)
+        for maker in (made, *(made_by(around, each) for each in factors_of(made))):
+            if maker is not None:
+                yield maker
 
 
 def _is_reciprocal(around: Surroundings, one: Step, other: Step) -> bool:

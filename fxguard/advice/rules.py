@@ -25,7 +25,9 @@ from fxguard.advice.impossible_rows import has_impossible_row, words_of_emptied,
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.numbers import DOMAINS
+from fxguard.advice.outside_ball import words_of_ball
 from fxguard.advice.positive import cut_at_zero
+from fxguard.advice.reduced_rows import words_of_rows
 from fxguard.advice.root_of_difference import words_of_difference
 from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
 from fxguard.advice.underflows import small_exp, words_of_small_exp
@@ -178,6 +180,11 @@ def _is_free(case: Case) -> bool:
 
 RULES = (
     *TEXT_RULES,
+    Rule("domain", _names("acosh log pow rsqrt sqrt"), "advice",
+         "keep points inside the unit ball: 1 - {norm} is negative in {less}, as |x| is above 1; "
+         "after each step scale back what left it, x.mul_((1 - 1e-5) / "
+         "x.norm(dim=-1, keepdim=True).clamp(min=1 - 1e-5))",
+         lambda c: bool(words_of_ball(c)), alone=True, words=words_of_ball),
     Rule("overflow", None, "advice",
          REJECT + " that diverges: take 0 for {name} ({place}) where it is not finite, "
          "before anything is adapted to it", is_of_sampler, words=words_of_acceptance),
@@ -452,6 +459,10 @@ RULES = (
     Rule("domain", _names("mul"), "exact",
          "take xlogy(p, q) instead of p * log(q): it is 0 where p is", becomes.is_product_with_log,
          rewrites=("p * log(q) -> xlogy(p, q)",)),
+    Rule("domain", PRODUCTS | {"mul"}, "advice",
+         "keep 0 out of {log}: leave that element out, such as by a range that begins at 1, or "
+         "bound the argument by {x}.clamp(min=...); the gradient of the other factor is 0 * -inf",
+         lambda c: bool(becomes.words_of_log(c)), words=becomes.words_of_log),
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",
          "put 0 where the mask is before this product, {c.masked}: 0 * -inf is NaN",
@@ -462,7 +473,7 @@ RULES = (
     Rule("domain", _names("mul"), "exact",
          "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",
          lambda c: c.reads_mask() and not (signs.is_masked_log(c) or signs.is_masked_score(c)
-                                           or signs.is_masked_value(c)),
+                                           or signs.is_masked_value(c) or becomes.words_of_log(c)),
          rewrites=(
              'a * b + (1 - b) * float("-inf") -> a.masked_fill(b != 1, float("-inf"))',
              'a + (1 - b) * float("-inf") -> a.masked_fill(b != 1, float("-inf"))',
@@ -475,8 +486,11 @@ RULES = (
          "in it is possible", lambda c: c.reads_mask() and bool(words_of_emptied(c)),
          words=words_of_emptied),
     Rule("domain", PRODUCTS | _REDUCED, "advice",
+         "{filled} behind {reduce}: it has put nothing into some rows, and the infinity that they "
+         "began with is left", lambda c: bool(words_of_rows(c)), words=words_of_rows),
+    Rule("domain", PRODUCTS | _REDUCED, "advice",
          "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)",
-         lambda c: c.reads_mask() and not words_of_emptied(c)),
+         lambda c: c.reads_mask() and not words_of_emptied(c) and not words_of_rows(c)),
     Rule("domain", _names("kl_div"), "advice",
          "give {c.name} probabilities, log_p.exp() with log_target=False: it takes 0 * log(0) as 0 "
          "then; with log_target=True it computes 0 * -inf where a target is masked",

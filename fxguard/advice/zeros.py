@@ -13,7 +13,7 @@ from fxguard.advice._patterns import factors_of, is_square_of, made_by, readers_
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.positive import LAYERS
-from fxguard.advice.surroundings import names_of
+from fxguard.advice.surroundings import is_scaling, names_of
 from fxguard.advice.written_operands import without_parentheses, written_operand
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
@@ -33,6 +33,7 @@ __all__ = [
     "is_normalized_in_turn",
     "is_of_whole_numbers",
     "is_ratio_in_divergence",
+    "is_scale_of_rounding",
     "is_spread_of_data",
     "is_weighed",
     "is_weight_by_norm",
@@ -52,6 +53,8 @@ _READ_FEATURES = LAYERS | names_in("gru lstm multi_head_attention_forward rnn_re
 _TO_FEATURES = _PASSED | names_in("batch_norm div dropout mul sub")
 _STACKS = names_in("cat concat concatenate dstack hstack stack vstack")
 NORMS = names_in("norm vector_norm linalg_norm linalg_vector_norm")
+_LARGEST = names_in("amax aminmax max linalg_vector_norm norm")
+_ROUNDED = names_in("ceil floor round trunc")
 _COMPARISONS = names_in("eq ge gt le logical_and logical_not logical_or lt ne tril triu")
 # They are 0 where their operand is.
 _KEEPS_ZERO = _PASSED | names_in(
@@ -330,6 +333,17 @@ def is_weight_by_norm(case: Case) -> bool:
             seen |= new
             todo += new
     return divisor != weight and weight in seen
+
+
+def is_scale_of_rounding(case: Case) -> bool:
+    """It divides by what is made of the largest magnitude of the same, and then rounds."""
+    if case.name != "div" or len(case.around.step.inputs) != 2:
+        return False
+    maker = made_by(case.around, case.around.culprit)
+    while maker is not None and is_scaling(maker):
+        maker = made_by(case.around, maker.inputs[0])
+    is_largest = maker is not None and plain(maker.kind) in _LARGEST
+    return is_largest and not names_of(case.around.read_by).isdisjoint(_ROUNDED)
 
 
 def divides_by_two_norms(case: Case) -> bool:

@@ -22,7 +22,7 @@ from fxguard.records import Range, Role
 from fxguard.report.report import Report
 from fxguard.script.again import NotRepeated, Repetition
 from fxguard.script.in_front import Arrival
-from fxguard.source.held_tensors import held_name
+from fxguard.source.held_tensors import UNNAMED, held_name
 from fxguard.steps.backward import BackwardPasses
 from fxguard.steps.losses import Losses
 from fxguard.verdict.backward_origins import BadLeaf
@@ -142,7 +142,7 @@ def _nothing(*args: Any) -> None:
 
 
 def _name_of(leaf: Tensor) -> tuple[Role, str]:
-    _, name = held_name(leaf) or (Role.INPUT, "of the script")
+    _, name = held_name(leaf) or (Role.INPUT, UNNAMED)
     return Role.WEIGHT, name
 
 

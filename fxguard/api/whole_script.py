@@ -30,7 +30,7 @@ from fxguard.script.bad_values import Found
 from fxguard.script.because_of import chain_of, full_name, in_view_of, is_bad, speaks_of_bad
 from fxguard.script.beside import Beside, Handed
 from fxguard.script.in_front import Arrival
-from fxguard.source.held_tensors import held_name
+from fxguard.source.held_tensors import UNNAMED, held_name
 from fxguard.steps.losses import Losses
 from fxguard.steps.own_step import is_own
 from fxguard.steps.step_hooks import StepHooks, is_step_compiled
@@ -393,7 +393,7 @@ class WholeScript:
             if id(weight) not in tensors:
                 if self._guard.recorder.last is None:
                     self._begin()
-                _, name = held_name(weight) or (Role.WEIGHT, "of the script")
+                _, name = held_name(weight) or (Role.WEIGHT, UNNAMED)
                 tensors[id(weight)] = Role.WEIGHT, name
                 weakref.finalize(weight, tensors.pop, id(weight), None)
 

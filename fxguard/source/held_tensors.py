@@ -23,7 +23,9 @@ from fxguard.source.frame_variables import (
     variables_of,
 )
 
-__all__ = ["held_name"]
+__all__ = ["UNNAMED", "held_name"]
+
+UNNAMED = "of the script"  # behind "weight", where no variable holds it
 
 MOST_OBJECTS = 500  # looked at for the variables of one frame
 MOST_STEPS = 4  # from a variable to the object that holds the tensor

@@ -11,7 +11,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from fxguard.records import Source
@@ -143,6 +143,8 @@ def bad_part_of(
 
 
 def _called(function: Any, arguments: tuple[Any, ...], entry: Any, depth: int) -> Any:
+    if type(function) is MethodType:
+        function, arguments = function.__func__, (function.__self__, *arguments)
     if type(function) is not FunctionType or depth > MOST_CALLS:
         raise _UnknownError
     node = _node_of(function)
@@ -160,6 +162,15 @@ def _called(function: Any, arguments: tuple[Any, ...], entry: Any, depth: int) -
     except _ReturnedError as returned:
         return returned.value
     raise _UnknownError
+
+
+def _method(owner: Any, name: str) -> MethodType:
+    """A method of an object, as its class has it: nothing else is asked, which might run code."""
+    mro = type(owner).__mro__
+    found = next((vars(kind)[name] for kind in mro if name in vars(kind)), None)
+    if type(found) is not FunctionType:
+        raise _UnknownError
+    return MethodType(found, owner)
 
 
 def _node_of(function: FunctionType) -> ast.Lambda | ast.FunctionDef:
@@ -218,11 +229,13 @@ class _Run:
             owner = self._computed(node.value)
             if type(owner) is ModuleType and owner.__name__ == "numpy":
                 return _OF_NUMPY[node.attr]
-            return math.__dict__[node.attr] if owner is math else vars(owner)[node.attr]
+            if owner is math:
+                return math.__dict__[node.attr]
+            return vars(owner)[node.attr] if node.attr in vars(owner) else _method(owner, node.attr)
         if isinstance(node, ast.UnaryOp):
             return _SIGNS[type(node.op)](self._number(node.operand))
         if isinstance(node, ast.BinOp):
-            left, right = self._number(node.left), self._number(node.right)
+            left, right = self._both(node.left, node.right)
             if isinstance(node.op, ast.Pow) and abs(right) > LARGEST_POWER:
                 raise _UnknownError
             return _SIGNS[type(node.op)](left, right)
@@ -243,6 +256,14 @@ class _Run:
             raise _UnknownError
         return found if type(found).__module__ == "builtins" else found.item()
 
+    def _both(self, left: ast.expr, right: ast.expr) -> tuple[Any, Any]:
+        try:
+            first = self._number(left)
+        except _NOT_FOUND:
+            self._number(right)  # which may be the bad one
+            raise
+        return first, self._number(right)
+
     def _entry(self, node: ast.Subscript) -> Any:
         table, index = self._computed(node.value), self.value(node.slice)
         if type(table) in (list, tuple, dict):
@@ -260,8 +281,17 @@ class _Run:
         pure = (*_BUILTINS.values(), *vars(math).values(), *_OF_NUMPY.values())
         is_pure = any(called is each for each in pure)
         if is_pure and all(_is_number(x) or type(x) in (list, tuple) for x in given):
-            return called(*given)
+            try:
+                return called(*given)
+            except ValueError:  # NumPy gives NaN where math raises
+                if self._is_of_numpy(node.func):
+                    return math.nan
+                raise
         return _called(called, given, self.entry, self.depth + 1)
+
+    def _is_of_numpy(self, called: ast.expr) -> bool:
+        owner = self._computed(called.value) if isinstance(called, ast.Attribute) else None
+        return type(owner) is ModuleType and owner.__name__ == "numpy"
 
     def _text(self, node: ast.expr) -> str:
         return ast.unparse(_WithNumbers(self.variables).visit(ast.parse(ast.unparse(node)).body[0]))

@@ -55,7 +55,8 @@ _ROOTS = ("sqrt", "rsqrt")
 _SPREADS = ("std", "var")
 _EXPONENTIALS = ("exp", "exp2")
 _INVERSES = ("acos", "asin", "arccos", "arcsin", "atanh", "arctanh", "erfinv", "logit")
-_KNOWN = (*_LOGS, *_ROOTS, *_SPREADS, *_EXPONENTIALS, *_INVERSES, "div")
+_REDUCTIONS = ("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_")
+_KNOWN = (*_LOGS, *_ROOTS, *_SPREADS, *_EXPONENTIALS, *_INVERSES, *_REDUCTIONS, "div")
 
 
 def suspects_in(assigned: Source, bad: Bad) -> Suspected | None:
@@ -117,6 +118,13 @@ def _reasons(found: dict[str, _Suspect], bad: Bad) -> Iterator[tuple[tuple[str, 
             exps,
             "exp is inf for large numbers, and inf / inf is NaN; subtract the maximum first, or "
             "work with logarithms",
+        )
+    reductions = tuple(name for name in _REDUCTIONS if name in found)
+    if reductions and not bad.has_nan:
+        yield (
+            reductions,
+            "rows into which it has put nothing keep the infinity that they began with; put 0 "
+            "there by masked_fill",
         )
     if bad.has_nan:
         for names in (_LOGS, _ROOTS, _INVERSES):

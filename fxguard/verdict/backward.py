@@ -12,7 +12,7 @@ from dataclasses import replace
 from fxguard.advice.causes import cause_of, is_lost, lost_eps
 from fxguard.formats import format_of
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.poles import plain
+from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step
 from fxguard.records import Range, Severity
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 NEAR_POLES = frozenset(["div", "log", "log10", "log2", "reciprocal", "rsqrt"])
+FACTORS = PRODUCTS | {"mul"}  # the gradient of one factor is a product with the other
 
 
 def origins_of(
@@ -85,6 +86,8 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
         return "domain"
     if forward is not None:
         cause = cause_of(forward)
+        if cause == "unknown" and _is_of_infinite_factor(seen):
+            return "domain"
         if cause not in ("zero divisor", "domain"):
             return cause
         if not _is_sound(gradient):
@@ -108,6 +111,14 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
     if forward is None and _is_near_pole(gradient):
         return "overflow"  # of the widest dtype
     return "singular gradient" if same is not None or gradient.degeneracy else "unknown"
+
+
+def _is_of_infinite_factor(seen: BackwardEvidence) -> bool:
+    """Whether a product read an infinity: the gradient of the other factor is 0 * inf."""
+    if plain(seen.gradient.kind) not in FACTORS or not math.isnan(seen.gradient.number):
+        return False
+    read = () if seen.forward is None else seen.forward.operands
+    return any(math.isinf(end) for each in read if each.dtype for end in (each.low, each.high))
 
 
 def is_of_small_operand(cause: str, seen: BackwardEvidence) -> bool:

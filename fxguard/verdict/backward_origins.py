@@ -28,6 +28,7 @@ from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backwa
 from fxguard.rerun.backward_flow import SUM, BackwardFlow
 from fxguard.rerun.bad_forward import HiddenAfter
 from fxguard.rerun.edges import BackwardOf
+from fxguard.source.held_tensors import UNNAMED
 from fxguard.source.lines import source_of_trace
 from fxguard.verdict.backward import cause_of_backward, is_of_small_operand
 from fxguard.verdict.explain import Beyond, climb_to, with_counts
@@ -235,7 +236,8 @@ def _spread(leaves: Sequence[BadLeaf]) -> tuple[str, ...]:
     """``the gradients of a.weight``, and the next names."""
     if not leaves:
         return ()
-    names = [leaf.name.removeprefix("weight ") for leaf in leaves[:MOST_NAMES]]
+    named = (leaf.name.removeprefix("weight ") for leaf in leaves[:MOST_NAMES])
+    names = ["a tensor of the script" if name == UNNAMED else name for name in named]
     gradients = "the gradient" if len(leaves) == 1 else "the gradients"
     return (f"{gradients} of {names[0]}", *names[1:])
 

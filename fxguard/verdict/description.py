@@ -17,6 +17,7 @@ from fxguard.advice.fixes import MOST_FIXES, fixes_for
 from fxguard.advice.given import fixes_of_entry, fixes_of_given
 from fxguard.advice.operands import DIMS_OF_HEADS, operands_text
 from fxguard.advice.positive import made_at
+from fxguard.advice.reduced_rows import words_of_rows
 from fxguard.advice.rules import ASKS_BACK, BOUND, GREW, REJECT
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import words_for
@@ -153,7 +154,10 @@ class Description:
             return ""
         case = Case(name, self.opinion.deduced(blame), self.around(blame))
         return words_for(
-            name, case.evidence, of_mask=case.reads_mask(), lost_eps=case.lost_number()
+            name,
+            case.evidence,
+            of_mask=case.reads_mask() and not words_of_rows(case),
+            lost_eps=case.lost_number(),
         )
 
     def pole(self, blame: Blame) -> float | None:

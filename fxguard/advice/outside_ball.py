@@ -1,0 +1,53 @@
+"""Points outside the unit ball, where ``1 - |x|²`` is negative: of hyperbolic distances.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fxguard.advice._patterns import factors_of, made_by, one_minus_of
+from fxguard.advice._rule import names_in
+from fxguard.advice.case import Case
+from fxguard.advice.written_operands import titled
+from fxguard.graph.poles import plain
+from fxguard.plan.plan import Step
+from fxguard.source.assigned import target_of
+
+__all__ = ["words_of_ball"]
+
+MOST_STEPS = 16  # back from an operand
+
+_PASSED = names_in("add div mul neg reciprocal rsub sub")
+_SQUARES = names_in("einsum norm pow square sum vector_norm")
+
+
+def words_of_ball(case: Case) -> Mapping[str, str]:
+    """``{"norm": "uu", "less": "sub (hyp.py:44)"}``; {} if no 1 - |x|² is behind the operand."""
+    todo = [case.around.culprit]
+    for _ in range(MOST_STEPS):
+        value = todo.pop(0) if todo else None
+        step = made_by(case.around, value)
+        if step is None:
+            if not todo:
+                return {}
+            continue
+        norm = one_minus_of(step)
+        if norm is not None and _is_of_squares(case, norm):
+            square = made_by(case.around, norm)
+            name = "" if square is None or square.source is None else target_of(square.source)
+            return {"norm": name or "|x|²", "less": titled(step)}
+        if plain(step.kind) in _PASSED:
+            todo += [*step.inputs, *factors_of(step)]
+    return {}
+
+
+def _is_of_squares(case: Case, value: int) -> bool:
+    made = made_by(case.around, value)
+    behind: list[Step] = [] if made is None else [made, *case.around.behind_all([made])]
+    names = [plain(step.kind) for step in behind]
+    is_product = any(plain(s.kind) == "mul" and len(set(s.inputs)) == 1 for s in behind)
+    return any(name in _SQUARES - {"sum", "einsum"} for name in names) or (
+        "sum" in names and is_product
+    )

@@ -1,0 +1,53 @@
+"""Rows into which nothing was reduced, so that they keep the infinity that they began with.
+
+As of a node without neighbours: ``torch.full(..., -inf).scatter_reduce(0, index, x, "amax")``.
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fxguard.advice.case import Case
+from fxguard.advice.written_operands import titled
+from fxguard.graph.poles import plain
+from fxguard.plan.plan import Step
+from fxguard.source.assigned import target_of
+from fxguard.source.named import operand_text
+
+__all__ = ["words_of_rows"]
+
+_REDUCE = ("index_reduce", "scatter_reduce")
+
+
+def words_of_rows(case: Case) -> Mapping[str, str]:
+    """``{"reduce": "scatter_reduce (gnn.py:43)", "filled": "agg.masked_fill(agg.isinf(), 0)"}``.
+
+    {} if it reads no such infinity.
+    """
+    step = _reduction(case)
+    if step is None:
+        return {}
+    source, name = step.source, ""
+    if source is not None:
+        name = target_of(source) or operand_text(source.code, plain(step.kind))
+    name = name if name.isidentifier() else "x"
+    return {"reduce": titled(step), "filled": f"{name} = {name}.masked_fill({name}.isinf(), 0)"}
+
+
+def _reduction(case: Case) -> Step | None:
+    """The reduction behind an infinite operand, which began with an infinity of the program."""
+    tensors = [operand for operand in case.operands if operand.dtype]
+    infinite = [
+        value
+        for value, operand in zip(case.around.step.inputs, tensors, strict=False)
+        if math.isinf(operand.low) or math.isinf(operand.high)
+    ]
+    for step in case.around.behind_all_of(infinite):
+        if plain(step.kind).rstrip("_") in _REDUCE and step.inputs:
+            start = case.around.maker_of(step.inputs[0])
+            begun = [] if start is None else [start, *case.around.behind(step.inputs[0])]
+            if any(each.infinite_literal for each in begun):
+                return step
+    return None
