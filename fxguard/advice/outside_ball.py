@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from fxguard.advice._patterns import factors_of, made_by, one_minus_of
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
+from fxguard.advice.surroundings import names_of
 from fxguard.advice.written_operands import titled
+from fxguard.advice.zeros import NORMS
 from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
 from fxguard.source.assigned import target_of
@@ -20,7 +22,6 @@ __all__ = ["words_of_ball"]
 MOST_STEPS = 16  # back from an operand
 
 _PASSED = names_in("add div mul neg reciprocal rsub sub")
-_SQUARES = names_in("einsum norm pow square sum vector_norm")
 
 
 def words_of_ball(case: Case) -> Mapping[str, str]:
@@ -44,10 +45,10 @@ def words_of_ball(case: Case) -> Mapping[str, str]:
 
 
 def _is_of_squares(case: Case, value: int) -> bool:
+    """Whether a value is a sum of squares, or the square of a norm: of vectors, not of numbers."""
     made = made_by(case.around, value)
     behind: list[Step] = [] if made is None else [made, *case.around.behind_all([made])]
-    names = [plain(step.kind) for step in behind]
+    names = names_of(behind)
     is_product = any(plain(s.kind) == "mul" and len(set(s.inputs)) == 1 for s in behind)
-    return any(name in _SQUARES - {"sum", "einsum"} for name in names) or (
-        "sum" in names and is_product
-    )
+    is_summed = "sum" in names and (is_product or not names.isdisjoint({"pow", "square"}))
+    return is_summed or not names.isdisjoint(NORMS)

@@ -87,6 +87,9 @@ def explained(
     elif cause == "gradient" and (left := _share(series, exits)) > 0.5:
         what = "all gradients"
         evidence.append(f"so do those of {percent(left)} of the weights")
+    if known.kind != "setting":  # which nothing measured can have caused
+        changed = (one for one in exits[1:] if series[one.place].kind == "setting")
+        evidence += [said(series, steps, table, one) for one in changed][:1]
     if loss is not None and (loss, moved) != (first.place, first.line):  # else it is said
         evidence.append(_of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - begin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from torch import Tensor
@@ -31,6 +31,41 @@ def not_known(step: int) -> bool | None:
     return None
 
 
+class _Stage:
+    """What is usual while one backward, or several, train the model.
+
+    Attributes:
+        had: positions of the losses that these began with.
+        known: how many series it has taken.
+        grows: position of the series that climbs.
+        begin: the step in which its climb began.
+        calm: steps since something was out of its band.
+        event: the step of an event that has not ended.
+        ended: the last step of the event before.
+    """
+
+    def __init__(self, had: Iterable[int] = ()) -> None:
+        self.had = set(had)
+        self.known = 0
+        self.rows = Rows()
+        self.climbs = Climbs()
+        self.losses: dict[int, Watch] = {}
+        self.gradients = Gradients()
+        self.grows: int | None = None
+        self.begin = -1
+        self.calm = 0
+        self.event: int | None = None
+        self.ended = -1
+
+    def take(self, place: int, series: Series) -> None:
+        """Take a series; its position is that in all rows."""
+        self.known = place + 1
+        if series.kind == "loss":
+            self.losses[place] = Watch(rises=True)
+        if series.kind == "gradient" and not series.detail:
+            self.gradients.add(place)
+
+
 class Judge:
     """Reads each step once, in order.
 
@@ -45,44 +80,25 @@ class Judge:
 
     def __init__(self) -> None:
         self._series: list[Series] = []
-        self._had = set[int]()  # positions of losses
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Know nothing of what is usual."""
-        self._rows = Rows()
-        self._climbs = Climbs()
-        self._losses: dict[int, Watch] = {}
-        self._gradients = Gradients()
-        self._grows: int | None = None  # position of the series that climbs
-        self._begin = -1  # step in which its climb began
-        self._calm = 0  # steps since something was out of its band
-        self._event: int | None = None  # step of an event that has not ended
-        self._ended = -1  # last step of the event before
-        for place, series in enumerate(self._series):
-            self._watch(place, series)
+        self._stage = _Stage()
+        self._earlier: list[_Stage] = []  # that lasted, and may come back
+        self._losses = set[int]()  # positions of those that were measured
 
     def register(self, series: Series) -> int:
         """Take a series, at any time; return its position in the rows from then on."""
         place = len(self._series)
         self._series.append(series)
-        self._watch(place, series)
+        self._stage.take(place, series)
         return place
-
-    def _watch(self, place: int, series: Series) -> None:
-        if series.kind == "loss":
-            self._losses[place] = Watch(rises=True)
-        if series.kind == "gradient" and not series.detail:
-            self._gradients.add(place)
 
     def watch_of(self, loss: int) -> Watch | None:
         """What says whether a loss jumps; None if the series is no loss."""
-        return self._losses.get(loss)
+        return self._stage.losses.get(loss)
 
     @property
     def has_event(self) -> bool:
         """Whether an event goes on."""
-        return self._event is not None
+        return self._stage.event is not None
 
     def seen(self, row: Row, is_data: IsData = not_known) -> list[Event]:
         """Take the numbers of one step; return the events that it shows.
@@ -96,52 +112,70 @@ class Judge:
             return self._seen(row, is_data)
 
     def _seen(self, row: Row, is_data: IsData) -> list[Event]:
-        if self._is_another_stage(row):
-            self._begin_anew()
-        numbers = self._rows.add(row)
+        self._change_stage(row)
+        stage = self._stage
+        numbers = stage.rows.add(row)
         is_calm = self._is_calm(row.step)
-        climb = self._climbs.seen(self._rows, self._series, is_calm=is_calm)
-        if self._climbs.told is None:
-            self._grows = None
+        climb = stage.climbs.seen(stage.rows, self._series, is_calm=is_calm)
+        if stage.climbs.told is None:
+            stage.grows = None
         grown = [self._growth(climb)] if climb else []
         jumped = self._jumped(row, numbers)
-        if self._event is not None:
-            self._calm = 0 if jumped else self._calm + 1
-            if self._calm >= SETTLED:
-                self._ended, self._event = row.step, None
+        if stage.event is not None:
+            stage.calm = 0 if jumped else stage.calm + 1
+            if stage.calm >= SETTLED:
+                stage.ended, stage.event = row.step, None
             return grown
         if not jumped:
             return grown
         event = self._explained(is_data)
         if event is not None:
-            self._calm, self._event = 0, row.step
+            stage.calm, stage.event = 0, row.step
             grown.append(event)
         return grown
 
-    def _is_another_stage(self, row: Row) -> bool:
-        """Whether another backward trains the model from now on, as after a pretraining."""
-        losses = {x for x in self._losses if x < len(row.high) and row.high[x] == row.high[x]}
-        had, self._had = self._had, self._had | losses
-        return bool(had and losses) and not had & losses
+    def _change_stage(self, row: Row) -> None:
+        """Begin a stage where another backward trains the model, as after a pretraining.
+
+        One that lasted goes on where its backward comes back, as after a search for a rate.
+        """
+        stage, high = self._stage, row.high
+        losses = {x for x in stage.losses if x < len(high) and high[x] == high[x]}
+        if not losses or not stage.had or losses & stage.had:
+            stage.had |= losses
+            self._losses |= losses
+            return
+        is_new = losses.isdisjoint(self._losses)
+        back = next((each for each in self._earlier if each.had & losses), None)
+        if back is None and not is_new:  # of a stage that did not last
+            stage.had |= losses
+            return
+        if stage.rows.count >= USUAL and stage not in self._earlier:
+            self._earlier.append(stage)
+        self._stage = _Stage(losses) if back is None else back
+        self._losses |= losses
+        for place in range(self._stage.known, len(self._series)):
+            self._stage.take(place, self._series[place])
 
     def _jumped(self, row: Row, numbers: Tensor) -> bool:
         """Whether a loss or a gradient is above its band."""
         high, found = row.high, False
-        for place, watch in self._losses.items():
+        for place, watch in self._stage.losses.items():
             found |= place < len(high) and watch.jumps(high[place])
-        return self._gradients.jump(numbers, self._rows) or found
+        return self._stage.gradients.jump(numbers, self._stage.rows) or found
 
     def _is_calm(self, step: int) -> bool:
         """Whether no event goes on, and what is usual was learned after the last one."""
-        return self._event is None and (self._ended < 0 or step - self._ended > USUAL)
+        stage = self._stage
+        return stage.event is None and (stage.ended < 0 or step - stage.ended > USUAL)
 
     def _growth(self, climb: Climb) -> Event:
-        steps, table = self._rows.last(2 * USUAL, len(self._series))
+        steps, table = self._stage.rows.last(2 * USUAL, len(self._series))
         column = table[:, climb.place]
-        if self._grows != climb.place:
-            self._grows = climb.place
-            self._begin = steps[begins(column.abs().log2().clamp(TINY, HUGE))]
-        event = growth(self._series[climb.place], climb, self._begin, float(column[-1]))
+        if self._stage.grows != climb.place:
+            self._stage.grows = climb.place
+            self._stage.begin = steps[begins(column.abs().log2().clamp(TINY, HUGE))]
+        event = growth(self._series[climb.place], climb, self._stage.begin, float(column[-1]))
         return replace(event, evidence=event.evidence + self._raised(steps, table, climb.place))
 
     def _raised(self, steps: list[int], table: Tensor, climbs: int) -> tuple[str, ...]:
@@ -157,13 +191,15 @@ class Judge:
 
     def _explained(self, is_data: IsData) -> Event | None:
         """What the last row shows; None if nothing in it is out of its own band."""
-        steps, table = self._rows.last(KEPT, len(self._series))
+        steps, table = self._stage.rows.last(KEPT, len(self._series))
         values = in_octaves(table, self._series)
         far = distances(values)
-        climb = self._climbs.told
+        climb = self._stage.climbs.told
         if climb is not None:
-            return jump_of_growth(self._series, steps, table, far, climb, self._begin)
-        after = max((line for line, step in enumerate(steps) if step <= self._ended), default=-1)
+            return jump_of_growth(self._series, steps, table, far, climb, self._stage.begin)
+        after = max(
+            (line for line, step in enumerate(steps) if step <= self._stage.ended), default=-1
+        )
         exits = first_exit(self._series, values, far, after)
         if not exits:
             return None

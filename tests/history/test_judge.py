@@ -313,6 +313,47 @@ def test_two_losses_that_take_turns_have_a_band_each() -> None:
     assert event.step == 501
 
 
+def test_a_stage_that_comes_back_knows_what_was_usual() -> None:
+    """A search for a rate has its own loss, and leaves the rate as it was last."""
+    noise = random.Random(14)
+    series = [*SERIES, ("loss", "loss of the search", "")]
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(260):
+            row, searches = usual(noise), 200 <= step < 224
+            if searches:
+                row[10], row[12], row[13] = 1e-4 * 1.3 ** (step - 200), NAN, NAN
+            if step >= 224:
+                row[10], row[12], row[13] = 0.04, 0.08, 0.08
+            if step >= 225:
+                for place, factor in FORWARD.items():
+                    row[place] *= factor
+            loss = row[7]
+            row[7] = NAN if searches else loss
+            yield [*row, loss if searches else NAN] if step >= 200 else row
+
+    (event,) = events_of(rows(), series)
+    assert (event.cause, event.what) == ("step", "learning rate of Adam's step")
+    assert event.step == 224
+
+
+def test_losses_that_take_turns_for_long_have_a_stage_each() -> None:
+    noise = random.Random(15)
+    series = [*SERIES, ("loss", "loss of the other", "")]
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(800):
+            row, is_other = usual(noise), step // 100 % 2
+            if is_other:
+                for place in (2, 3, 4):
+                    row[place] *= 8
+            loss = row[7]
+            row[7] = NAN if is_other else loss
+            yield [*row, 5 * loss if is_other else NAN] if step >= 100 else row
+
+    assert not events_of(rows(), series)
+
+
 def test_series_that_appear_later() -> None:
     """They open no event, and those after them are found as ever."""
     noise = random.Random(7)

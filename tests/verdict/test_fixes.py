@@ -491,6 +491,10 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
+    "keep points inside the unit ball",
+    "keep 0 out of {log}",
+    "{filled} behind {reduce}",
+    "bound the scale",
     "take {instead} for {constant}",
     "{repair}",
     "compute all of {name} in float32",
