@@ -395,8 +395,8 @@ RULES = (
          "numbers below 0 mean something, or log1p({c.x}.clamp(min=0)) where they are mistakes",
          signs.is_negative_data),
     *(Rule("domain", _names(name), "advice",
-           f"see why {{c.operand}} is {{c.number}}{{c.made_at}}; where it may be, take "
-           f"{bounded}, which has no gradient there",
+           f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: leave such elements out, or take "
+           f"{bounded}, with no gradient there",
            lambda c: _is_far_outside(c) and not signs.is_negative_data(c))
       for name, bounded in _BOUNDED.items() if name in DOMAINS),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
