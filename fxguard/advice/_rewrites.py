@@ -14,7 +14,6 @@ from fxguard.advice import becomes, signs
 from fxguard.advice import special_functions as special
 from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
-from fxguard.advice.surroundings import names_of
 from fxguard.advice.zeros import is_normalized_in_turn
 from fxguard.graph.poles import PRODUCTS, SUMS, plain
 
@@ -40,8 +39,8 @@ def _is_sum_of_densities(case: Case) -> bool:
 
 
 def _instead_of_log(case: Case) -> Mapping[str, str]:
-    sums = names_of(case.around.read_by)
-    return {"instead": "logcumsumexp" if "cumsum" in sums else "logsumexp or log_softmax"}
+    is_running = becomes.is_summed_in_turn(case)
+    return {"instead": "logcumsumexp" if is_running else "logsumexp or log_softmax"}
 
 
 REWRITES = (

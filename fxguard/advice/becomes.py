@@ -5,6 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from fxguard.advice._patterns import (
@@ -19,7 +20,7 @@ from fxguard.advice._patterns import (
     terms_of,
 )
 from fxguard.advice.case import Case
-from fxguard.advice.surroundings import names_of
+from fxguard.advice.surroundings import is_passed, names_of
 from fxguard.advice.written_operands import titled, written_operand
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
@@ -42,6 +43,7 @@ __all__ = [
     "is_scaled_after",
     "is_sigmoid_by_hand",
     "is_softplus",
+    "is_summed_in_turn",
     "is_tanh_by_hand",
     "is_weighted",
     "is_weighted_given",
@@ -100,20 +102,33 @@ def is_product_with_log(case: Case) -> bool:
 
 
 def words_of_log(case: Case) -> Mapping[str, str]:
-    """``{"log": "log (gamma.py:16)", "x": "s"}`` of a product with the logarithm of 0; or {}."""
-    values = case.infinite_operands()
-    if not values or any(each.low == 0 for each in case.operands):
+    """``{"log": "log (model.py:6)", "x": "s"}`` of what the logarithm of 0 made infinite; or {}."""
+    tensors = [operand for operand in case.operands if operand.dtype]
+    todo = [
+        value
+        for value, operand in zip(case.around.step.inputs, tensors, strict=False)
+        if math.isinf(operand.low) or math.isinf(operand.high)
+    ]
+    if not todo or any(each.low == 0 for each in case.operands):
         return {}
-    behind = case.around.behind_all_of(values)
-    step = next((each for each in behind if plain(each.kind) in _LOGS), None)
-    if step is not None and case.reads_log_of_zero():
-        return {"log": titled(step), "x": written_operand(step) or "x"}
-    source = case.around.step.source
-    if source is None or behind:
-        return {}
-    # It has no gradient, and is in no graph.
-    found = operand_text(source.code, "log")
-    return {"log": f"log ({source.place})", "x": found} if found else {}
+    pairs = [(value, case.around.step) for value in todo]
+    for _ in range(MOST_VALUES):
+        if not pairs:
+            break
+        value, reader = pairs.pop(0)
+        step = case.around.maker_of(value)
+        if step is None:
+            # It may have no gradient, and be in no graph.
+            written = "" if reader.source is None else operand_text(reader.source.code, "log")
+            if written and reader.source is not None:
+                return {"log": f"log ({reader.source.place})", "x": written}
+        elif step.infinite_literal:
+            return {}
+        elif plain(step.kind) in _LOGS:
+            return {"log": titled(step), "x": written_operand(step) or "x"}
+        elif is_passed(step) or plain(step.kind) in ("add", "div", "mul", "neg", "sub"):
+            pairs += [(each, step) for each in step.inputs]
+    return {}
 
 
 def is_of_masked_softmax(case: Case) -> bool:
@@ -251,6 +266,13 @@ def is_logged(case: Case) -> bool:
         ]
         steps = [*steps, *case.around.ahead_all(summed)]
     return not names_of(steps).isdisjoint(_LOGS)
+
+
+def is_summed_in_turn(case: Case) -> bool:
+    """A running sum of its results is taken, which may be computed twice."""
+    alike = {case.around.made, *_computed_again(case)}
+    readers = (step for value in alike for step, _ in readers_of(case.around, value))
+    return "cumsum" in names_of(readers)
 
 
 def _adds_exponentials_alone(case: Case, step: Step) -> bool:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 
 from fxguard.advice.case import Case
+from fxguard.advice.surroundings import is_passed
 from fxguard.advice.written_operands import titled
 from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
@@ -18,7 +19,10 @@ from fxguard.source.named import operand_text
 
 __all__ = ["words_of_rows"]
 
+MOST_STEPS = 16  # back from an operand
+
 _REDUCE = ("index_reduce", "scatter_reduce")
+_KEEP = ("add", "cat", "concat", "mul", "sub")  # an infinity stays one
 
 
 def words_of_rows(case: Case) -> Mapping[str, str]:
@@ -39,15 +43,21 @@ def words_of_rows(case: Case) -> Mapping[str, str]:
 def _reduction(case: Case) -> Step | None:
     """The reduction behind an infinite operand, which began with an infinity of the program."""
     tensors = [operand for operand in case.operands if operand.dtype]
-    infinite = [
+    todo = [
         value
         for value, operand in zip(case.around.step.inputs, tensors, strict=False)
         if math.isinf(operand.low) or math.isinf(operand.high)
     ]
-    for step in case.around.behind_all_of(infinite):
-        if plain(step.kind).rstrip("_") in _REDUCE and step.inputs:
+    for _ in range(MOST_STEPS):
+        step = case.around.maker_of(todo.pop(0)) if todo else None
+        if step is None:
+            continue
+        name = plain(step.kind).rstrip("_")
+        if name in _REDUCE and step.inputs:
             start = case.around.maker_of(step.inputs[0])
             begun = [] if start is None else [start, *case.around.behind(step.inputs[0])]
             if any(each.infinite_literal for each in begun):
                 return step
+        elif is_passed(step) or name in _KEEP:
+            todo += step.inputs
     return None

@@ -459,9 +459,9 @@ RULES = (
     Rule("domain", _names("mul"), "exact",
          "take xlogy(p, q) instead of p * log(q): it is 0 where p is", becomes.is_product_with_log,
          rewrites=("p * log(q) -> xlogy(p, q)",)),
-    Rule("domain", PRODUCTS | {"mul"}, "advice",
+    Rule("domain", PRODUCTS | _names("exp mul"), "advice",
          "keep 0 out of {log}: leave that element out, such as by a range that begins at 1, or "
-         "bound the argument by {x}.clamp(min=...); the gradient of the other factor is 0 * -inf",
+         "bound the argument by {x}.clamp(min=...); a gradient of what it scales is 0 * inf",
          lambda c: bool(becomes.words_of_log(c)), words=becomes.words_of_log),
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",
@@ -485,7 +485,7 @@ RULES = (
          "begin {logsumexp} with finite numbers, or leave a row out of which all is -inf: nothing "
          "in it is possible", lambda c: c.reads_mask() and bool(words_of_emptied(c)),
          words=words_of_emptied),
-    Rule("domain", PRODUCTS | _REDUCED, "advice",
+    Rule("domain", None, "advice",
          "{filled} behind {reduce}: it has put nothing into some rows, and the infinity that they "
          "began with is left", lambda c: bool(words_of_rows(c)), words=words_of_rows),
     Rule("domain", PRODUCTS | _REDUCED, "advice",

@@ -238,6 +238,8 @@ class _Run:
             left, right = self._both(node.left, node.right)
             if isinstance(node.op, ast.Pow) and abs(right) > LARGEST_POWER:
                 raise _UnknownError
+            if isinstance(node.op, ast.Div) and not right:  # numbers of NumPy: others have raised
+                return math.copysign(math.inf, left) if left else math.nan
             return _SIGNS[type(node.op)](left, right)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             left, right = self._number(node.left), self._number(node.comparators[0])

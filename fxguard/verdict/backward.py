@@ -23,13 +23,15 @@ from fxguard.verdict.origins import Verdict, find_origins
 __all__ = [
     "base_is_negative",
     "cause_of_backward",
+    "is_of_infinite_factor",
     "is_of_small_operand",
     "limit_of_backward",
     "origins_of",
 ]
 
 NEAR_POLES = frozenset(["div", "log", "log10", "log2", "reciprocal", "rsqrt"])
-FACTORS = PRODUCTS | {"mul"}  # the gradient of one factor is a product with the other
+# The gradient of a factor is a product with the other, and that of exp one with its result.
+FACTORS = PRODUCTS | {"exp", "mul"}
 
 
 def origins_of(
@@ -86,7 +88,7 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
         return "domain"
     if forward is not None:
         cause = cause_of(forward)
-        if cause == "unknown" and _is_of_infinite_factor(seen):
+        if cause == "unknown" and is_of_infinite_factor(seen):
             return "domain"
         if cause not in ("zero divisor", "domain"):
             return cause
@@ -113,8 +115,8 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
     return "singular gradient" if same is not None or gradient.degeneracy else "unknown"
 
 
-def _is_of_infinite_factor(seen: BackwardEvidence) -> bool:
-    """Whether a product read an infinity: the gradient of the other factor is 0 * inf."""
+def is_of_infinite_factor(seen: BackwardEvidence) -> bool:
+    """Whether a product, or exp, read an infinity, so that a gradient is 0 * inf."""
     if plain(seen.gradient.kind) not in FACTORS or not math.isnan(seen.gradient.number):
         return False
     read = () if seen.forward is None else seen.forward.operands

@@ -30,7 +30,11 @@ from fxguard.rerun.bad_forward import HiddenAfter
 from fxguard.rerun.edges import BackwardOf
 from fxguard.source.held_tensors import UNNAMED
 from fxguard.source.lines import source_of_trace
-from fxguard.verdict.backward import cause_of_backward, is_of_small_operand
+from fxguard.verdict.backward import (
+    cause_of_backward,
+    is_of_infinite_factor,
+    is_of_small_operand,
+)
 from fxguard.verdict.explain import Beyond, climb_to, with_counts
 from fxguard.verdict.hidden_numbers import MASKS, fix_of_hidden, hidden_of
 from fxguard.verdict.loss_scale import fix_of_factor
@@ -252,6 +256,8 @@ def _words(cause: str, seen: BackwardEvidence) -> str:
     if seen.forward is not None and seen.inside is None and cause == "singular gradient":
         what = words_for(cause_of(seen.forward), seen.forward)
         return f"{what} in the forward: its result is masked, its gradient is not" if what else ""
+    if cause == "domain" and seen.inside is None and is_of_infinite_factor(seen):
+        return "0 * inf"
     if is_of_small_operand(cause, seen):
         return "its operand is so small that the derivative overflows"
     return words_for(cause, seen.forward if seen.inside is None else seen.inside.evidence)

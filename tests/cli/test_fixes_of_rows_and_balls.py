@@ -106,6 +106,44 @@ FIRST = {
         "y = torch.exp(a * torch.log(r))\n(y - r.sqrt()).square().mean().backward()\n",
         "keep 0 out of log",
     ),
+    "a power law of distances": (
+        "x, a = torch.randn(5, 2), torch.tensor(0.5, requires_grad=True)\n"
+        "k = torch.exp(-a * torch.log(torch.cdist(x, x)))\n(1 / (1 + k)).sum().backward()\n",
+        "keep 0 out of log",
+    ),
+    "messages that are added to what nodes hold": (
+        "def largest(x, to, n):\n    out = x.new_full((n, x.size(1)), float('-inf'))\n"
+        "    return out.scatter_reduce_(0, to.view(-1, 1).expand_as(x), x, 'amax')\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.lin = nn.Linear(3, 2)\n    def forward(self, x, to):\n"
+        "        return self.lin(x + largest(x.relu(), to, len(x)))\n"
+        f"{EDGES}Net()(x, to).mean().backward()\n",
+        "out = out.masked_fill(out.isinf(), 0) behind scatter_reduce",
+    ),
+    "normalisation of segments": (
+        "class Pool(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.norm = nn.BatchNorm1d(3)\n    def forward(self, x, to):\n"
+        "        p = torch.full((6, 3), -math.inf)\n"
+        "        p = p.scatter_reduce(0, to[:, None].expand_as(x), x.sin(), 'amax')\n"
+        "        return self.norm(p)\n"
+        f"{EDGES}Pool()(x, to).mean().backward()\n",
+        "p = p.masked_fill(p.isinf(), 0) behind scatter_reduce",
+    ),
+    "an attention of all before": (
+        "x = nn.Linear(2, 1)(torch.randn(30, 2) * 1e3).squeeze(-1)\n"
+        "p = torch.exp(x) / torch.cumsum(torch.exp(x), 0)\n(-p.log()).mean().backward()\n",
+        "take logcumsumexp",
+    ),
+    "a schedule that divides by nothing": (
+        SCHEDULE.format(
+            "    def rate(self):\n"
+            "        done = np.float64(self.it - self.most) / (self.most - 10)\n"
+            "        return 0.1 if self.it < self.most else 0.1 * float(done)\n"
+            "    def step(self):\n        self.it += 1\n"
+            "        for g in self.opt.param_groups:\n            g['lr'] = self.rate()\n"
+        ),
+        "computed: np.float64(10 - 10) / (10 - 10)",
+    ),
     "a polynomial schedule in a method": (
         SCHEDULE.format(
             "    def factor(self):\n        return float(np.power(1 - self.it / self.most, 0.9))\n"
