@@ -153,6 +153,13 @@ _DISTINCT_RUN = (
 _FULL_RANK = "leave out dependent columns, or add eps to the diagonal: Q has no gradient there"
 
 
+def _zero_rows(case: Case) -> Mapping[str, str]:
+    """``{"rows": "rows 6 to 9"}`` of a matrix that are 0, so that eigenvalues are equal; or {}."""
+    told = "" if case.evidence is None else case.evidence.degeneracy
+    found = re.search(r", as (rows .*) of the matrix are 0$", told)
+    return {} if found is None else {"rows": found[1]}
+
+
 def _is_far_outside(case: Case) -> bool:
     has_own_rule = case.name in _POSITIVE and _is_free(case)
     return case.is_far_outside() and not (has_own_rule or signs.is_difference_with_square(case))
@@ -449,6 +456,10 @@ RULES = (
            lambda c: not signs.is_chosen_after(c), words=_likewise,
            tries=(_BOUNDED_RUN[name],))
       for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
+    Rule("singular gradient, rounding", _names("eigh"), "advice",
+         "put distinct numbers, far from the other eigenvalues, on the diagonal of {rows}, which "
+         "are 0, as padding is: one eps for all keeps them equal",
+         lambda c: bool(_zero_rows(c)), words=_zero_rows),
     *(Rule("singular gradient, rounding", _names(name), "advice", text, Case.is_degenerate)
       for name, text in _INVARIANT.items()),
     Rule("singular gradient, rounding", frozenset(_INVARIANT), "advice", _DISTINCT,

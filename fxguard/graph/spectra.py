@@ -112,6 +112,29 @@ def _names_eigenvalues(result: Sequence[Tensor]) -> str:
     return _pair("eigenvalues", result[0])
 
 
+def _names_of_symmetric(result: Sequence[Tensor]) -> str:
+    text = _pair("eigenvalues", result[0])
+    rows = _zero_rows(result) if text.endswith(", 0") else []
+    if len(rows) < 2:
+        return text
+    return f"{text}, as rows {_told(rows)} of the matrix are 0"
+
+
+def _told(rows: list[int]) -> str:
+    if len(rows) == 2:
+        return f"{rows[0]} and {rows[1]}"
+    if rows == list(range(rows[0], rows[-1] + 1)):
+        return f"{rows[0]} to {rows[-1]}"
+    return f"{rows[0]}, {rows[1]} and {len(rows) - 2} more"
+
+
+def _zero_rows(result: Sequence[Tensor]) -> list[int]:
+    """The rows of a symmetric matrix that are 0 up to roundings: of its vectors times values."""
+    values, vectors = result
+    largest = (vectors * values).abs().amax(-1)
+    return largest.le(_rounding(values)).nonzero().flatten().tolist()
+
+
 def _has_equal_eigenvalues(result: Sequence[Tensor]) -> Tensor:
     return _equal(result[0]).flatten(-2).any(-1)
 
@@ -171,7 +194,7 @@ def _has_lost_rank(result: Sequence[Tensor]) -> Tensor:
 _EIGENVALUES = _Decomposition(_names_eigenvalues, _has_equal_eigenvalues, frozenset({0}))
 _DECOMPOSITIONS = {
     "eig": _EIGENVALUES,
-    "eigh": _EIGENVALUES,
+    "eigh": _Decomposition(_names_of_symmetric, _has_equal_eigenvalues, frozenset({0})),
     "qr": _Decomposition(_names_column, _has_lost_rank, frozenset()),
     "svd": _Decomposition(_names_singular_values, _has_bad_singular_values, frozenset({1})),
 }

@@ -106,6 +106,21 @@ FIRST = {
         "y = torch.exp(a * torch.log(r))\n(y - r.sqrt()).square().mean().backward()\n",
         "keep 0 out of log",
     ),
+    "a matrix that is padded": (
+        "a = torch.randn(3, 3, requires_grad=True)\nh = F.pad(a + a.t(), (0, 3, 0, 3))\n"
+        "w, v = torch.linalg.eigh(h)\n(v[:, :2] ** 2).sum(1)[0].backward()\n",
+        "on the diagonal of rows 3 to 5, which are 0, as padding is",
+    ),
+    "molecules of several sizes": (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a = nn.Parameter(torch.randn(6))\n    def forward(self, real):\n"
+        "        pairs = -1.0 * (real[:, 1:] & real[:, :-1])\n"
+        "        h = torch.diag_embed(self.a * real) + torch.diag_embed(pairs, offset=1)\n"
+        "        energy, c = torch.linalg.eigh(h + torch.diag_embed(pairs, offset=-1))\n"
+        "        return (c[..., :2] ** 2).sum(-1)\n"
+        "real = torch.arange(6) < torch.tensor([[6], [3]])\nNet()(real)[:, 0].sum().backward()\n",
+        "on the diagonal of rows 3 to 5, which are 0",
+    ),
     "a power law of distances": (
         "x, a = torch.randn(5, 2), torch.tensor(0.5, requires_grad=True)\n"
         "k = torch.exp(-a * torch.log(torch.cdist(x, x)))\n(1 / (1 + k)).sum().backward()\n",
@@ -192,6 +207,10 @@ TWINS = {
     "a sum whose logarithm is taken": (
         "x = torch.randn(3, 4, requires_grad=True) * 1e3\nx.exp().sum(1).log().mean().backward()\n",
         "logcumsumexp",
+    ),
+    "equal eigenvalues of other matrices": (
+        "a = torch.eye(4, requires_grad=True)\ntorch.linalg.eigh(a * 2)[1][0].sum().backward()\n",
+        "as padding is",
     ),
     "p log p": (
         "p = torch.tensor([0.0, 0.4, 0.6])\nprint((p * p.log()).sum())\n",

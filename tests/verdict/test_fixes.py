@@ -493,6 +493,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 OF_PROGRAMS = (
     "keep points inside the unit ball",
     "keep 0 out of {log}",
+    "put distinct numbers, far",
     "{filled} behind {reduce}",
     "bound the scale",
     "take {instead} for {constant}",
