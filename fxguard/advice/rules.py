@@ -457,8 +457,8 @@ RULES = (
            tries=(_BOUNDED_RUN[name],))
       for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
     Rule("singular gradient, rounding", _names("eigh"), "advice",
-         "put distinct numbers, far from the other eigenvalues, on the diagonal of {rows}, which "
-         "are 0, as padding is: one eps for all keeps them equal",
+         "put distinct numbers, far from the other eigenvalues, on the diagonal where a matrix is "
+         "padded with 0, here in {rows}: one eps for all keeps them equal",
          lambda c: bool(_zero_rows(c)), words=_zero_rows),
     *(Rule("singular gradient, rounding", _names(name), "advice", text, Case.is_degenerate)
       for name, text in _INVARIANT.items()),

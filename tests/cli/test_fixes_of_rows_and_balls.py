@@ -109,7 +109,7 @@ FIRST = {
     "a matrix that is padded": (
         "a = torch.randn(3, 3, requires_grad=True)\nh = F.pad(a + a.t(), (0, 3, 0, 3))\n"
         "w, v = torch.linalg.eigh(h)\n(v[:, :2] ** 2).sum(1)[0].backward()\n",
-        "on the diagonal of rows 3 to 5, which are 0, as padding is",
+        "on the diagonal where a matrix is padded with 0, here in rows 3 to 5",
     ),
     "molecules of several sizes": (
         "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -119,7 +119,7 @@ FIRST = {
         "        energy, c = torch.linalg.eigh(h + torch.diag_embed(pairs, offset=-1))\n"
         "        return (c[..., :2] ** 2).sum(-1)\n"
         "real = torch.arange(6) < torch.tensor([[6], [3]])\nNet()(real)[:, 0].sum().backward()\n",
-        "on the diagonal of rows 3 to 5, which are 0",
+        "on the diagonal where a matrix is padded with 0, here in rows 3 to 5",
     ),
     "a power law of distances": (
         "x, a = torch.randn(5, 2), torch.tensor(0.5, requires_grad=True)\n"
@@ -210,7 +210,7 @@ TWINS = {
     ),
     "equal eigenvalues of other matrices": (
         "a = torch.eye(4, requires_grad=True)\ntorch.linalg.eigh(a * 2)[1][0].sum().backward()\n",
-        "as padding is",
+        "padded",
     ),
     "p log p": (
         "p = torch.tensor([0.0, 0.4, 0.6])\nprint((p * p.log()).sum())\n",

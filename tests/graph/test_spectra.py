@@ -78,7 +78,21 @@ def test_those_that_are_equal_in_every_bit_are_named_first() -> None:
         "eigenvalues 2 and 3 are equal, 5"
     )
     signed = eigen([-0.0, 0.0, 1.0], torch.float64)
-    assert degeneracy("linalg_eigh", signed, FIRST) == "eigenvalues 0 and 1 are equal, 0"
+    assert degeneracy("linalg_eigh", signed, FIRST).startswith("eigenvalues 0 and 1 are equal, 0")
+
+
+def test_rows_that_are_zero_are_named() -> None:
+    """A matrix that is padded; one with two equal eigenvalues of 0 may have none."""
+    padded = torch.zeros(5, 5)
+    padded[:2, :2] = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    told = degeneracy("linalg_eigh", torch.linalg.eigh(padded), FIRST)
+    assert told == "eigenvalues 0 and 1 are equal, 0, as rows 2 to 4 of the matrix are 0"
+    apart = torch.diag(torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0]))
+    told = degeneracy("linalg_eigh", torch.linalg.eigh(apart), FIRST)
+    assert told.endswith(", as rows 0, 2 and 3 more of the matrix are 0")
+    v = torch.linalg.qr(torch.tensor([[1.0, 2, 3], [2, 1, 5], [3, 3, 1]])).Q
+    pair = v.new_tensor([0.0, 0.0, 2.0]), v
+    assert degeneracy("linalg_eigh", pair, FIRST) == "eigenvalues 0 and 1 are equal, 0"
 
 
 def test_values_alone_have_a_gradient() -> None:
