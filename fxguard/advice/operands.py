@@ -17,6 +17,7 @@ from fxguard.graph.tables import CASTS, ENTRIES, LOSSES, UNINITIALISED
 __all__ = ["DIMS_OF_HEADS", "gradient_text", "operands_text"]
 
 SUMS = frozenset({"cumsum", "mean", "nansum", "sum"})
+_OF_ROWS = ("log_softmax", "softmax", "softmin")
 LONGEST = 170  # characters
 DIGITS = (4, 8, 10, 12, 17)  # of a number
 _WIDE = "; in float64"  # how the numbers of that begin
@@ -162,16 +163,28 @@ def _tail(evidence: Evidence, *, of_heads: bool = False) -> str:
     found = []
     if evidence.sample is not None:
         found.append(f"in sample {evidence.sample}")
-    if evidence.share > 1:
-        more = evidence.share - 1
-        others = f"{more} more element{'s' if more > 1 else ''}"
+    length = _length_of_rows(evidence)
+    share, unit = evidence.share // length, "element" if length == 1 else "row"
+    if share > 1:
+        more = share - 1
+        others = f"{more} more {unit}{'s' if more > 1 else ''}"
         is_all = evidence.share == evidence.numel
-        text = f"likewise in {f'all {evidence.share} elements' if is_all else others}"
+        text = f"likewise in {f'all {share} {unit}s' if is_all else others}"
         if not is_all and _is_of_any(evidence):
             text = f"and {_short(evidence.number)} in {others}"
         where = "" if is_all else shared_place(evidence, of_heads=of_heads)
         found.append(text + (f", {where}" if where else ""))
     return f" ({'; '.join(found)})" if found else ""
+
+
+def _length_of_rows(evidence: Evidence) -> int:
+    """How many elements a row has that is masked whole, of a softmax; else 1."""
+    tensors = [operand for operand in evidence.operands if operand.dtype]
+    if plain(evidence.kind) not in _OF_ROWS or not tensors:
+        return 1
+    row = tensors[0]
+    is_whole = row.low == row.high == -math.inf and evidence.share % max(row.count, 1) == 0
+    return max(row.count, 1) if is_whole else 1
 
 
 def _is_of_any(evidence: Evidence) -> bool:

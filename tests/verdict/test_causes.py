@@ -189,6 +189,17 @@ def test_how_many_share_it_is_said_last() -> None:
     assert operands_text(x).endswith("x… (likewise in 1 more element)")
 
 
+@pytest.mark.parametrize(
+    ("share", "told"),
+    [(4, ""), (12, " (likewise in 2 more rows)"), (24, " (likewise in all 6 rows)")],
+)
+def test_rows_that_are_masked_are_counted(share: int, told: str) -> None:
+    """Each of their elements is NaN."""
+    row = Operand(-INF, -INF, count=4, dtype="float32")
+    x = Evidence("softmax", "float32", (1, 0), NAN, (row,), NAN, NAN, share=share, numel=24)
+    assert operands_text(x) == f"at [1, 0]: all 4 elements of the row are -inf{told}"
+
+
 @pytest.mark.parametrize("kind", sorted(UNINITIALISED))
 def test_uninitialised_memory_is_no_arithmetic(kind: str) -> None:
     """Whatever it held."""
