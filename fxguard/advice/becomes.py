@@ -5,7 +5,6 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from fxguard.advice._patterns import (
@@ -103,19 +102,13 @@ def is_product_with_log(case: Case) -> bool:
 
 def words_of_log(case: Case) -> Mapping[str, str]:
     """``{"log": "log (model.py:6)", "x": "s"}`` of what the logarithm of 0 made infinite; or {}."""
-    tensors = [operand for operand in case.operands if operand.dtype]
-    todo = [
-        value
-        for value, operand in zip(case.around.step.inputs, tensors, strict=False)
-        if math.isinf(operand.low) or math.isinf(operand.high)
-    ]
-    if not todo or any(each.low == 0 for each in case.operands):
+    if any(each.low == 0 for each in case.operands):
         return {}
-    pairs = [(value, case.around.step) for value in todo]
+    todo = [(value, case.around.step) for value in case.infinities()]
     for _ in range(MOST_VALUES):
-        if not pairs:
+        if not todo:
             break
-        value, reader = pairs.pop(0)
+        value, reader = todo.pop(0)
         step = case.around.maker_of(value)
         if step is None:
             # It may have no gradient, and be in no graph.
@@ -127,7 +120,7 @@ def words_of_log(case: Case) -> Mapping[str, str]:
         elif plain(step.kind) in _LOGS:
             return {"log": titled(step), "x": written_operand(step) or "x"}
         elif is_passed(step) or plain(step.kind) in ("add", "div", "mul", "neg", "sub"):
-            pairs += [(each, step) for each in step.inputs]
+            todo += [(each, step) for each in step.inputs]
     return {}
 
 

@@ -202,6 +202,12 @@ class Numbers:
         pairs = zip(self.around.step.inputs, tensors, strict=False)
         return [value for value, operand in pairs if operand.low == -math.inf]
 
+    def infinities(self) -> list[int]:
+        """The values among its operands that hold -inf or +inf."""
+        tensors = [operand for operand in self.operands if operand.dtype]
+        pairs = zip(self.around.step.inputs, tensors, strict=False)
+        return [value for value, x in pairs if math.isinf(x.low) or math.isinf(x.high)]
+
     def adds_limit(self) -> bool:
         """An operand is a mask of the dtype's limit."""
         return any(is_mask(self.dtype, abs(each.low)) for each in self.operands)

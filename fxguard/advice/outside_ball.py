@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxguard.advice._patterns import factors_of, made_by, one_minus_of
+from fxguard.advice._patterns import made_by, one_minus_of
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import names_of
@@ -26,7 +26,7 @@ _PASSED = names_in("add div mul neg reciprocal rsub sub")
 
 def words_of_ball(case: Case) -> Mapping[str, str]:
     """``{"norm": "uu", "less": "sub (hyp.py:44)"}``; {} if no 1 - |x|² is behind the operand."""
-    todo = [case.around.culprit]
+    todo: list[int | None] = [case.around.culprit]
     for _ in range(MOST_STEPS):
         value = todo.pop(0) if todo else None
         step = made_by(case.around, value)
@@ -40,7 +40,7 @@ def words_of_ball(case: Case) -> Mapping[str, str]:
             name = "" if square is None or square.source is None else target_of(square.source)
             return {"norm": name or "|x|²", "less": titled(step)}
         if plain(step.kind) in _PASSED:
-            todo += [*step.inputs, *factors_of(step)]
+            todo += step.inputs
     return {}
 
 

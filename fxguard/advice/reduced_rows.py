@@ -6,7 +6,6 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from fxguard.advice.case import Case
@@ -42,12 +41,7 @@ def words_of_rows(case: Case) -> Mapping[str, str]:
 
 def _reduction(case: Case) -> Step | None:
     """The reduction behind an infinite operand, which began with an infinity of the program."""
-    tensors = [operand for operand in case.operands if operand.dtype]
-    todo = [
-        value
-        for value, operand in zip(case.around.step.inputs, tensors, strict=False)
-        if math.isinf(operand.low) or math.isinf(operand.high)
-    ]
+    todo = case.infinities()
     for _ in range(MOST_STEPS):
         step = case.around.maker_of(todo.pop(0)) if todo else None
         if step is None:

@@ -472,7 +472,7 @@ RULES = (
          rewrites=("p * log(q) -> xlogy(p, q)",)),
     Rule("domain", PRODUCTS | _names("exp mul"), "advice",
          "keep 0 out of {log}: leave that element out, such as by a range that begins at 1, or "
-         "bound the argument by {x}.clamp(min=...); a gradient of what it scales is 0 * inf",
+         "bound the argument by {x}.clamp(min=...): 0 * inf is NaN, in a gradient, too",
          lambda c: bool(becomes.words_of_log(c)), words=becomes.words_of_log),
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",

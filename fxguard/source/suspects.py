@@ -120,12 +120,9 @@ def _reasons(found: dict[str, _Suspect], bad: Bad) -> Iterator[tuple[tuple[str, 
             "work with logarithms",
         )
     reductions = tuple(name for name in _REDUCTIONS if name in found)
-    if reductions and not bad.has_nan:
-        yield (
-            reductions,
-            "rows into which it has put nothing keep the infinity that they began with; put 0 "
-            "there by masked_fill",
-        )
+    if reductions and not bad.has_nan and bad.has_minus != bad.has_plus:
+        why = "rows into which it puts nothing keep what they began with: put 0 there, masked_fill"
+        yield reductions, why
     if bad.has_nan:
         for names in (_LOGS, _ROOTS, _INVERSES):
             if here := tuple(name for name in names if name in found):

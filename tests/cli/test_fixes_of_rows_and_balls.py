@@ -38,7 +38,7 @@ FIRST = {
         f"{EDGES}agg = torch.full((6, 3), float('-inf'))\n"
         "agg = agg.scatter_reduce(0, to[:, None].expand(6, 3), x, reduce='amax')\n"
         "nn.Linear(3, 2)(agg).mean().backward()\n",
-        "keep the infinity that they began with; put 0 there by masked_fill",
+        "rows into which it puts nothing keep what they began with: put 0 there, masked_fill",
     ),
     "nodes without neighbours in a layer": (
         "class Pool(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
