@@ -128,7 +128,7 @@ def _expression(evidence: Evidence) -> str:
 def _formula(law: Law, evidence: Evidence) -> str:
     """The operation with its numbers, and with those of float64 if they tell another story."""
     operands = evidence.operands[: law.arity]
-    if plain(evidence.kind) in ("div", "pow") and _is_backwards(law, operands):
+    if plain(evidence.kind) in ("div", "pow") and _is_backwards(law, operands, evidence.same):
         operands = operands[::-1]
     text = law.text.format(*map(_number, operands))
     if not any(_is_another_story(operand, evidence.dtype) for operand in operands):
@@ -136,11 +136,18 @@ def _formula(law: Law, evidence: Evidence) -> str:
     return f"{text}{_WIDE} {law.text.format(*map(_wide_number, operands))}"
 
 
-def _is_backwards(law: Law, operands: Sequence[Operand]) -> bool:
-    """Whether Python's ``1 / x`` was read as ``div(x, 1)``, since only one has a pole there."""
+def _is_backwards(law: Law, operands: Sequence[Operand], same: float | None) -> bool:
+    """Whether Python's ``1 / x`` was read as ``div(x, 1)``.
+
+    Either only one has a pole there, or only one gives the number that float64 does.
+    """
     if operands[-1].dtype:
         return False
     numbers = [(operand.low, operand.high) for operand in operands]
+    dividend, divisor = (low for low, _ in numbers)
+    if law is LAWS["div"] and same is not None and math.isfinite(same) and dividend and divisor:
+        is_turned = math.isclose(divisor / dividend, same, rel_tol=1e-3)
+        return is_turned and not math.isclose(dividend / divisor, same, rel_tol=1e-3)
     return bool(law.verdict(numbers[::-1])) and not law.verdict(numbers)
 
 

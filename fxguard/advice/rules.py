@@ -30,7 +30,7 @@ from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.reduced_rows import words_of_rows
 from fxguard.advice.root_of_difference import words_of_difference
 from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
-from fxguard.advice.underflows import small_exp, words_of_small_exp
+from fxguard.advice.underflows import is_by_small_exp, small_exp, words_of_small_exp
 from fxguard.graph.poles import (
     DEFAULT_EPS,
     LAWS,
@@ -47,10 +47,11 @@ from fxguard.source.assigned import statement_at
 from fxguard.source.named import smooths
 from fxguard.source.same_operand import same_operand_at
 
-__all__ = ["ASKS_BACK", "BOUND", "GREW", "MASK", "MASKS", "REJECT", "RULES"]
+__all__ = ["ASKS_BACK", "BOUND", "GREW", "IN_LOGS", "MASK", "MASKS", "REJECT", "RULES"]
 
 MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
 GREW = "look at what its operands grew from"  # how advice begins that a climb makes precise
+IN_LOGS = "work in logs"  # how advice begins that no bound replaces
 REJECT = "reject a proposal"  # how advice begins that a sampler needs
 BOUND = "bound "  # how advice begins that bounds an argument
 ASKS_BACK = ("look at ", BOUND)  # how advice begins that asks for what led there
@@ -417,10 +418,11 @@ RULES = (
     Rule("underflow, rounding", None, "advice",
          "compute {c.name} and what it reads in float32: {c.dtype} does not hold it", Case.is_half,
          last=True),
-    Rule("underflow", _names("div reciprocal"), "advice",
-         "work in logs from {exp} on, with logsumexp in place of {product}: an eps makes other "
-         "numbers of a divisor so small", lambda c: small_exp(c) is not None,
-         words=words_of_small_exp),
+    *(Rule(cause, _names("div reciprocal"), "advice",
+           IN_LOGS + " from {exp} on, with logsumexp in place of {product}: an eps makes other "
+           "numbers of a divisor so small", fits, words=words_of_small_exp)
+      for cause, fits in (("underflow", lambda c: small_exp(c) is not None),
+                          ("overflow", is_by_small_exp))),
     Rule("underflow", None, "advice",
          "work with logarithms, or add an eps: {c.dtype} does not hold numbers so small",
          Case.is_wide, last=True),

@@ -15,10 +15,11 @@ from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 
-__all__ = ["small_exp", "words_of_small_exp"]
+__all__ = ["is_by_small_exp", "small_exp", "words_of_small_exp"]
 
 MOST_STEPS = 16  # from a divisor back to an exponential
 FAR = 40.0  # magnitude of its argument
+TINY = 1e-30  # a divisor
 
 _SUMS = names_in("bmm dot einsum matmul mean mm mul mv sum")
 _PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS)) | _SUMS
@@ -40,6 +41,13 @@ def small_exp(case: Case) -> Step | None:
         elif plain(step.kind) in _PASSED:
             todo += step.inputs
     return None
+
+
+def is_by_small_exp(case: Case) -> bool:
+    """It divides an ordinary number by one that an exponential has made tiny."""
+    tensors = [each for each in case.operands if each.dtype]
+    is_tiny = bool(tensors) and 0 < abs(tensors[-1].low) < TINY
+    return is_tiny and small_exp(case) is not None
 
 
 def words_of_small_exp(case: Case) -> Mapping[str, str]:

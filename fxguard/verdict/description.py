@@ -18,7 +18,7 @@ from fxguard.advice.given import fixes_of_entry, fixes_of_given
 from fxguard.advice.operands import DIMS_OF_HEADS, operands_text
 from fxguard.advice.positive import made_at
 from fxguard.advice.reduced_rows import words_of_rows
-from fxguard.advice.rules import ASKS_BACK, BOUND, GREW, REJECT
+from fxguard.advice.rules import ASKS_BACK, BOUND, GREW, IN_LOGS, REJECT
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import words_for
 from fxguard.batch.dataflow import DataFlow
@@ -349,7 +349,7 @@ class Description:
             updates = or_else(nothing, fixes_of_updates, *given)
             updates = updates or or_else(nothing, fixes_of_turns, *given)
             if updates:
-                first = 1 if fixes and fixes[0].text.startswith(REJECT) else 0
+                first = 1 if fixes and fixes[0].text.startswith((REJECT, IN_LOGS)) else 0
                 return (*fixes[:first], *updates, *fixes[first:])[:MOST_FIXES]
         if fixes and fixes[0].text.startswith(ASKS_BACK):
             causes = or_else(

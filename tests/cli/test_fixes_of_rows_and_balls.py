@@ -91,6 +91,13 @@ FIRST = {
         "((d * alpha) * s).sum().backward()\n",
         "combine the exponents before exp",
     ),
+    "optimal transport with a small regulariser": (
+        "x, y = torch.rand(20, 3, requires_grad=True), torch.rand(20, 3) + 3\n"
+        "K = torch.exp(-((x[:, None] - y[None]) ** 2).sum(-1) / 0.3)\nu = torch.ones(20)\n"
+        "for _ in range(30):\n    v = 0.05 / (K.t() @ u)\n    u = 0.05 / (K @ v)\n"
+        "(u[:, None] * K * v).sum().backward()\n",
+        "work in logs from exp",
+    ),
     "a partial likelihood": (
         "risk = nn.Linear(2, 1)(torch.randn(30, 2)).squeeze(-1) * 1e3\n"
         "total = torch.cumsum(torch.exp(risk), 0)\n(torch.log(total) - risk).mean().backward()\n",

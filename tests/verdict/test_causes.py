@@ -189,6 +189,15 @@ def test_how_many_share_it_is_said_last() -> None:
     assert operands_text(x).endswith("x… (likewise in 1 more element)")
 
 
+def test_a_number_is_divided_by_a_tensor() -> None:
+    """Whose order the numbers tell."""
+    tiny, number = Operand(1e-42, 1e-42, dtype="float32"), Operand(0.05, 0.05)
+    x = Evidence("div", "float32", (4,), INF, (tiny, number), 5e40)
+    assert operands_text(x).startswith("at [4]: 0.05 / 1e-42")
+    x = Evidence("div", "float32", (4,), 2e-41, (tiny, number), 2e-41)
+    assert operands_text(x).startswith("at [4]: 1e-42 / 0.05")
+
+
 @pytest.mark.parametrize(
     ("share", "told"),
     [(4, ""), (12, " (likewise in 2 more rows)"), (24, " (likewise in all 6 rows)")],
