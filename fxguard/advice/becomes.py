@@ -40,6 +40,7 @@ __all__ = [
     "is_ratio_of_softmaxes",
     "is_ratio_to_softmax",
     "is_scaled_after",
+    "is_scaled_sigmoid_by_hand",
     "is_sigmoid_by_hand",
     "is_softplus",
     "is_summed_in_turn",
@@ -210,6 +211,13 @@ def is_sigmoid_by_hand(case: Case) -> bool:
     return any(are_equal(case.around, x, case.around.made) for x in _dividends(case))
 
 
+def is_scaled_sigmoid_by_hand(case: Case) -> bool:
+    """A product with its result is divided by 1 + its result: ``a * exp(x) / (1 + exp(x))``."""
+    makers = (made_by(case.around, value) for value in _dividends(case))
+    factors = [value for maker in makers for value in factors_of(maker)]
+    return any(are_equal(case.around, x, case.around.made) for x in factors)
+
+
 def _dividends(case: Case) -> list[int]:
     return [step.inputs[0] for step in _by_one_plus(case) if len(step.inputs) == 2]
 
@@ -223,7 +231,8 @@ def is_tanh_by_hand(case: Case) -> bool:
 def divides_by_one_plus(case: Case) -> bool:
     """Something else, or a number, is divided by 1 + its result."""
     makers = [names_of(case.around.behind(value)) for value in _dividends(case)]
-    return bool(_by_one_plus(case)) and not any("exp" in names for names in makers)
+    is_of_exp = any("exp" in names for names in makers) or is_scaled_sigmoid_by_hand(case)
+    return bool(_by_one_plus(case)) and not is_of_exp
 
 
 def is_bounded_after(case: Case) -> bool:

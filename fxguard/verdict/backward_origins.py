@@ -23,13 +23,14 @@ from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
 from fxguard.graph.poles import plain
 from fxguard.plan.blame import Blame
-from fxguard.records import BACKWARD, GRADIENT, Frame, Role, Row, Severity
+from fxguard.records import BACKWARD, GRADIENT, Frame, Role, Row, Severity, Source
 from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
 from fxguard.rerun.backward_flow import SUM, BackwardFlow
 from fxguard.rerun.bad_forward import HiddenAfter
 from fxguard.rerun.edges import BackwardOf
 from fxguard.source.held_tensors import UNNAMED
 from fxguard.source.lines import source_of_trace
+from fxguard.source.sigmoids import sigmoid_of
 from fxguard.verdict.backward import (
     cause_of_backward,
     is_of_infinite_factor,
@@ -287,7 +288,9 @@ def _fixes(
         around = Surroundings.of_nothing(evidence.kind, evidence.dtype, seen.inside.source)
         fixes = or_else(nothing, fixes_for, cause, evidence, around)
         of_turns = fix_of_turns(seen.inside.source) if cause == "overflow" else None
-        return fixes if of_turns is None else (of_turns, *fixes)[:MOST_FIXES]
+        first = _sigmoid(seen.inside.source) if cause == "overflow" else None
+        first = first or of_turns
+        return fixes if first is None else (first, *fixes)[:MOST_FIXES]
     known = backward.planned(operation)
     if known is None or not known[1].outputs:
         return ()
@@ -313,6 +316,15 @@ def _fixes(
         lambda value: around.values[value].name,
     )
     return (*or_else(nothing, fix_of_outlier, *given), *fixes)[:MOST_FIXES]
+
+
+def _sigmoid(source: Source | None) -> Fix | None:
+    found = None if source is None else or_else(None, sigmoid_of, source)
+    if found is None:
+        return None
+    quotient, argument = found
+    text = f"take torch.sigmoid({argument}) in place of {quotient}, which is inf / inf there"
+    return Fix("exact", text)
 
 
 def _with_hidden(

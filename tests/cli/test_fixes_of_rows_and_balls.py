@@ -98,6 +98,25 @@ FIRST = {
         "(u[:, None] * K * v).sum().backward()\n",
         "work in logs from exp",
     ),
+    "a softplus with its own backward": (
+        "class Soft(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+        "        ctx.save_for_backward(x)\n        return F.softplus(x)\n    @staticmethod\n"
+        "    def backward(ctx, g):\n        x, = ctx.saved_tensors\n        e = x.exp()\n"
+        "        return g * e / (1.0 + e)\n"
+        "x = torch.tensor([0.3, 95.0], requires_grad=True)\nSoft.apply(x * 1.0).sum().backward()\n",
+        "take a * sigmoid(x) instead of a * exp(x) / (1 + exp(x))",
+    ),
+    "the same in a model": (
+        "class Soft(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+        "        ctx.save_for_backward(x)\n        return F.softplus(x)\n    @staticmethod\n"
+        "    def backward(ctx, g):\n        x, = ctx.saved_tensors\n        e = torch.exp(x)\n"
+        "        return g * e / (1 + e)\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.lin = nn.Linear(2, 3)\n    def forward(self, x):\n"
+        "        return Soft.apply(self.lin(x) * 400)\n"
+        "Net()(torch.randn(6, 2)).sum().backward()\n",
+        "take torch.sigmoid(x) in place of e / (1 + e)",
+    ),
     "a partial likelihood": (
         "risk = nn.Linear(2, 1)(torch.randn(30, 2)).squeeze(-1) * 1e3\n"
         "total = torch.cumsum(torch.exp(risk), 0)\n(torch.log(total) - risk).mean().backward()\n",
