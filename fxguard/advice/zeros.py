@@ -53,7 +53,7 @@ _READ_FEATURES = LAYERS | names_in("gru lstm multi_head_attention_forward rnn_re
 _TO_FEATURES = _PASSED | names_in("batch_norm div dropout mul sub")
 _STACKS = names_in("cat concat concatenate dstack hstack stack vstack")
 NORMS = names_in("norm vector_norm linalg_norm linalg_vector_norm")
-_LARGEST = names_in("amax aminmax max linalg_vector_norm norm")
+_LARGEST = names_in("amax max")
 _ROUNDED = names_in("ceil floor round trunc")
 _COMPARISONS = names_in("eq ge gt le logical_and logical_not logical_or lt ne tril triu")
 # They are 0 where their operand is.
@@ -342,8 +342,13 @@ def is_scale_of_rounding(case: Case) -> bool:
     maker = made_by(case.around, case.around.culprit)
     while maker is not None and is_scaling(maker):
         maker = made_by(case.around, maker.inputs[0])
-    is_largest = maker is not None and plain(maker.kind) in _LARGEST
-    return is_largest and not names_of(case.around.read_by).isdisjoint(_ROUNDED)
+    if maker is None or plain(maker.kind) not in _LARGEST:
+        return False
+    of, magnitude = maker.inputs[0], made_by(case.around, maker.inputs[0])
+    if magnitude is not None and plain(magnitude.kind) == "abs":
+        of = magnitude.inputs[0]
+    is_own = _root(case, of) == _root(case, case.around.step.inputs[0])
+    return is_own and not names_of(case.around.read_by).isdisjoint(_ROUNDED)
 
 
 def divides_by_two_norms(case: Case) -> bool:

@@ -131,7 +131,7 @@ class Captures:
         # there are gradients, and the changes of the model.
         self._whole: tuple[tuple[str, bool, int], Form] | None = None
         self._small_calls = 0.0  # in which the graphs of layers, and what is between, are felt
-        self._pieces: dict[bool, int] = {}  # in the last call by layers, as `_equal`
+        self._pieces: dict[bool, int] = {}  # in the first call by layers, as `_equal`
         self._backends: list[CheckingBackend] = []
         # Of graphs that may run. TorchDynamo's cache refers to them.
         self._in_use: list[dynamo.Backend] = []
@@ -208,11 +208,12 @@ class Captures:
         return frozenset() if rows > found.most_rows else found.ids
 
     def note_pieces(self, batch: Batch) -> None:
-        """Note how many graphs and operations between them a call of the model has had."""
+        """Note how many graphs and operations between them the first call by layers has had."""
         has_gradients = torch.is_grad_enabled()
-        if self._equal.get(has_gradients) is not None:
-            pieces = len(batch.runs) + batch.uncaptured()  # one if it was captured whole
-            self._pieces[has_gradients] = max(self._pieces.get(has_gradients, 0), pieces)
+        if has_gradients in self._pieces or self._equal.get(has_gradients) is None:
+            return
+        if len(batch.runs) > 1:  # it was not captured whole
+            self._pieces[has_gradients] = len(batch.runs) + batch.uncaptured()
 
     def _compile(
         self,

@@ -12,6 +12,7 @@ from fxguard.advice.fixes import MOST_FIXES, fixes_for
 from fxguard.advice.iterated import fix_of_turns
 from fxguard.advice.operands import gradient_text, operands_text
 from fxguard.advice.rules import ASKS_BACK
+from fxguard.advice.sigmoids import fix_of_sigmoid
 from fxguard.advice.signs import is_chosen_after
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import degeneracy_in_words, words_for
@@ -23,14 +24,13 @@ from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
 from fxguard.graph.poles import plain
 from fxguard.plan.blame import Blame
-from fxguard.records import BACKWARD, GRADIENT, Frame, Role, Row, Severity, Source
+from fxguard.records import BACKWARD, GRADIENT, Frame, Role, Row, Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
 from fxguard.rerun.backward_flow import SUM, BackwardFlow
 from fxguard.rerun.bad_forward import HiddenAfter
 from fxguard.rerun.edges import BackwardOf
 from fxguard.source.held_tensors import UNNAMED
 from fxguard.source.lines import source_of_trace
-from fxguard.source.sigmoids import sigmoid_of
 from fxguard.verdict.backward import (
     cause_of_backward,
     is_of_infinite_factor,
@@ -287,9 +287,10 @@ def _fixes(
         evidence = seen.inside.evidence
         around = Surroundings.of_nothing(evidence.kind, evidence.dtype, seen.inside.source)
         fixes = or_else(nothing, fixes_for, cause, evidence, around)
-        of_turns = fix_of_turns(seen.inside.source) if cause == "overflow" else None
-        first = _sigmoid(seen.inside.source) if cause == "overflow" else None
-        first = first or of_turns
+        if cause != "overflow":
+            return fixes
+        source, none = seen.inside.source, None
+        first = or_else(none, fix_of_sigmoid, source) or fix_of_turns(source)
         return fixes if first is None else (first, *fixes)[:MOST_FIXES]
     known = backward.planned(operation)
     if known is None or not known[1].outputs:
@@ -316,15 +317,6 @@ def _fixes(
         lambda value: around.values[value].name,
     )
     return (*or_else(nothing, fix_of_outlier, *given), *fixes)[:MOST_FIXES]
-
-
-def _sigmoid(source: Source | None) -> Fix | None:
-    found = None if source is None else or_else(None, sigmoid_of, source)
-    if found is None:
-        return None
-    quotient, argument = found
-    text = f"take torch.sigmoid({argument}) in place of {quotient}, which is inf / inf there"
-    return Fix("exact", text)
 
 
 def _with_hidden(

@@ -32,6 +32,12 @@ class Ran(NamedTuple):
     out: str
     err: str
 
+    @property
+    def fixes(self) -> list[str]:
+        """What it proposes, the first first."""
+        lines = self.err.splitlines()
+        return [line.strip() for line in lines if line.startswith(("  fix: ", "  or: "))]
+
 
 @pytest.fixture
 def run_here(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Ran]:

@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["run_python"]
+__all__ = ["IMPORTS", "run_python"]
+
+IMPORTS = (  # of scripts that are a few lines long
+    "import math, numpy as np, torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
+    "torch.manual_seed(0)\n"
+)
 
 SERVER = Path(__file__).with_name("fork_server.py")
 ROOT = SERVER.parents[2]
