@@ -181,6 +181,8 @@ def _tail(evidence: Evidence, *, of_heads: bool = False) -> str:
             text = f"and {_short(evidence.number)} in {others}"
         where = "" if is_all else shared_place(evidence, of_heads=of_heads)
         found.append(text + (f", {where}" if where else ""))
+    elif length > 1 and (head := _head(evidence, of_heads=of_heads)):
+        found.append(f"in {head}")
     return f" ({'; '.join(found)})" if found else ""
 
 
@@ -204,10 +206,8 @@ def _is_of_any(evidence: Evidence) -> bool:
 def shared_place(evidence: Evidence, *, of_heads: bool = False) -> str:
     """``all in column 4 of 12``: what the bad elements have in common; "" if nothing."""
     last = evidence.dims - 1
-    if of_heads and evidence.dims == DIMS_OF_HEADS:
-        for dim, index, size in evidence.shared:
-            if dim == 1:
-                return f"all in head {index} of {size}"
+    if head := _head(evidence, of_heads=of_heads):
+        return f"all in {head}"
     for dim, index, size in reversed(evidence.shared):
         if dim == last and evidence.dims > 1:
             return f"all in column {index} of {size}"
@@ -218,6 +218,14 @@ def shared_place(evidence: Evidence, *, of_heads: bool = False) -> str:
             )
             return f"all {place}"
     return ""
+
+
+def _head(evidence: Evidence, *, of_heads: bool) -> str:
+    """``head 2 of 4``, where all bad elements are of one head; else ""."""
+    if not of_heads or evidence.dims != DIMS_OF_HEADS:
+        return ""
+    heads = [(index, size) for dim, index, size in evidence.shared if dim == 1]
+    return f"head {heads[0][0]} of {heads[0][1]}" if heads else ""
 
 
 def _is_another_story(operand: Operand, dtype: str) -> bool:

@@ -68,7 +68,14 @@ ONE_HEAD = {
         ),
         "all in head 2 of 4",
     ),
-    "a masked row of one head": (attention(SPLIT, *MASK, JOIN, large="pass"), "all in head 3 of 4"),
+    "a masked row of one head": (
+        attention(SPLIT, *MASK, JOIN, large="pass"),
+        "all 5 elements of the row are -inf (in sample 1; in head 3 of 4)",
+    ),
+    "two masked rows of one head": (
+        attention(SPLIT, *MASK[:3], "gone[1, 3, 4] = True", MASK[3], JOIN, large="pass"),
+        "likewise in 1 more row, all in head 3 of 4",
+    ),
     "the fused function": (
         attention(SPLIT, "w = F.scaled_dot_product_attention(q, k, v)", "return w.transpose(1, 2)"),
         "all in head 2 of 4",
