@@ -12,7 +12,10 @@ seconds on one thread, of a forward without gradients or of what ``harness/first
 - ``fxguard``: the model instrumented. It may be captured on another path, that of plain Python.
 - ``in TorchDynamo`` and ``own part``: the same call taken apart, in another process in which a
   signal looks at the stack in each ms of CPU time. Its own are those moments in which the innermost
-  function of fxguard or TorchDynamo is fxguard's, and all in which a mark is traced.
+  function of fxguard or TorchDynamo is fxguard's, and all in which a mark is traced. Those in which
+  that function has called what the model computes, such as a graph or one operation between two
+  graphs, are the model's and count for neither. So do the checks of a graph, at what they take in
+  each later call.
 
 A model is measured where its package is installed.
 """
@@ -22,6 +25,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import linecache
+import re
 import signal
 import statistics
 import subprocess
@@ -44,7 +49,9 @@ from harness.quiet import quieten
 
 PLAIN, COMPILE, FXGUARD, APART = "plain", "torch.compile", "fxguard", "apart"
 WAYS = (PLAIN, COMPILE, FXGUARD, APART)
-OWN, TORCHDYNAMO = "own part", "in TorchDynamo"
+OWN, TORCHDYNAMO, MODEL = "own part", "in TorchDynamo", "the model"
+RUNS_GRAPHS = ("/torch/_dynamo/eval_frame.py", "/torch/_dynamo/external_utils.py")
+CALL_AS_GIVEN = re.compile(r"\b(fn|func|function)\(\*args")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,16 +174,22 @@ def place_of(frame: FrameType | None) -> tuple[str, str]:
     place = function = ""
     while frame is not None:
         file = frame.f_code.co_filename.replace("\\", "/")
-        if "/fxguard/" in file and "/benchmarks/" not in file:
-            name = f"{Path(file).parent.name}/{Path(file).stem}.{frame.f_code.co_name}"
-            if frame.f_code.co_name == "_leave_mark":
-                return OWN, name
-            if not place:
-                place, function = OWN, name
-        elif "/torch/_dynamo/" in file and not place:
-            place, function = TORCHDYNAMO, ""
+        is_ours = "/fxguard/" in file and "/benchmarks/" not in file
+        if is_ours and frame.f_code.co_name == "_leave_mark":
+            return OWN, name_of(frame)
+        if not place and (is_ours or "/torch/_dynamo/" in file):
+            place, function = OWN if is_ours else TORCHDYNAMO, name_of(frame)
+            runs = is_ours or file.endswith(RUNS_GRAPHS)
+            if runs and CALL_AS_GIVEN.search(linecache.getline(file, frame.f_lineno or 0)):
+                place = MODEL
         frame = frame.f_back
-    return place, function
+    return place or MODEL, function
+
+
+def name_of(frame: FrameType) -> str:
+    """``batch/observer.unobserved``: the file of a function, and its name."""
+    file = Path(frame.f_code.co_filename)
+    return f"{file.parent.name}/{file.stem}.{frame.f_code.co_name}"
 
 
 class Warm(nn.Module):
