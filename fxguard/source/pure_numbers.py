@@ -11,7 +11,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 from fxguard.records import Source
@@ -67,6 +67,7 @@ class BadPartError(Exception):
         at: its line.
         table: the variable of which it is an entry; "" if it is none.
         is_power: whether it is a power of a negative number.
+        end: of a power of ``1 - step / end`` or of ``1 - step * (1 / end)``, where it is 0.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class BadPartError(Exception):
         self.at = at
         self.table = table
         self.is_power = is_power
+        self.end: float | None = None
 
 
 class _UnknownError(Exception):
@@ -116,7 +118,10 @@ def bad_part(
 
 
 def bad_part_of(
-    body: Sequence[ast.stmt], file: str, variables: Mapping[str, Any]
+    body: Sequence[ast.stmt],
+    file: str,
+    variables: Mapping[str, Any],
+    before: Mapping[str, float | None] = MappingProxyType({}),
 ) -> BadPartError | None:
     """The same of statements that have run, such as of a method, with their variables as they are.
 
@@ -125,20 +130,32 @@ def bad_part_of(
             out, as done.
         file: of the statements.
         variables: what the statements read, by name. An object stands for its attributes.
+        before: by name, such as ``self.step``, what was added to it after the statements had run;
+            None where that is not known.
     """
     run = _Run(file, dict(variables), lambda x, i: None)
+    run.before = before
+    return _bad_part_in(run, body)
+
+
+def _bad_part_in(run: _Run, body: Sequence[ast.stmt]) -> BadPartError | None:
     for each in body:
         name = each.targets[0] if isinstance(each, ast.Assign) else None
         try:
-            if isinstance(each, ast.Assign) and isinstance(name, ast.Name):
+            if isinstance(each, ast.If):
+                branch = each.body if run.value(each.test) else each.orelse
+                if (found := _bad_part_in(run, branch)) is not None:
+                    return found
+            elif isinstance(each, ast.Assign) and isinstance(name, ast.Name):
                 run.variables[name.id] = run.value(each.value)
             elif isinstance(each, (ast.Assign, ast.Return)) and each.value is not None:
                 run.value(each.value)
         except BadPartError as found:
             return found
         except _NOT_FOUND:
-            if isinstance(name, ast.Name):
-                run.variables.pop(name.id, None)  # computed by something else
+            for node in ast.walk(each):  # computed by something else
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    run.variables.pop(node.id, None)
     return None
 
 
@@ -193,6 +210,7 @@ class _Run:
         self.variables = variables
         self.entry = entry
         self.depth = 0
+        self.before: Mapping[str, float | None] = {}
 
     def block(self, body: list[ast.stmt]) -> None:
         for each in body:
@@ -217,21 +235,43 @@ class _Run:
             is_power = is_power or (isinstance(node, ast.Call) and called_name(node) == "power")
             table = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
             at = source_at((self.file, node.lineno))
-            raise BadPartError(self._text(node), found, at, table, is_power=is_power)
+            error = BadPartError(self._text(node), found, at, table, is_power=is_power)
+            error.end = self._end(node) if is_power else None
+            raise error
         return found
+
+    def _end(self, node: ast.expr) -> float | None:
+        """Where ``1 - step / end`` is 0, of which a power is taken."""
+        base = node.args[0] if isinstance(node, ast.Call) else getattr(node, "left", None)
+        while isinstance(base, ast.Call) and len(base.args) == 1:  # np.float64(1 - x)
+            base = base.args[0]
+        if not isinstance(base, ast.BinOp) or not isinstance(base.op, ast.Sub):
+            return None
+        part = base.right
+        if not isinstance(part, ast.BinOp) or self._number(base.left) != 1:
+            return None
+        step, by = self._both(part.left, part.right)
+        if isinstance(part.op, ast.Mult) and 0 < by < 1 < step:
+            by = 1 / by
+        elif not isinstance(part.op, ast.Div):
+            return None
+        return float(by) if step > by > 0 else None
 
     def _computed(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
-            return self.variables[node.id] if node.id in self.variables else _BUILTINS[node.id]
+            found = self.variables[node.id] if node.id in self.variables else _BUILTINS[node.id]
+            return self._as_it_was(node, found)
         if isinstance(node, ast.Attribute):
             owner = self._computed(node.value)
             if type(owner) is ModuleType and owner.__name__ == "numpy":
                 return _OF_NUMPY[node.attr]
             if owner is math:
                 return math.__dict__[node.attr]
-            return vars(owner)[node.attr] if node.attr in vars(owner) else _method(owner, node.attr)
+            if node.attr in vars(owner):
+                return self._as_it_was(node, vars(owner)[node.attr])
+            return _method(owner, node.attr)
         if isinstance(node, ast.UnaryOp):
             return _SIGNS[type(node.op)](self._number(node.operand))
         if isinstance(node, ast.BinOp):
@@ -251,6 +291,15 @@ class _Run:
         if isinstance(node, ast.Call) and not node.keywords:
             return self._call(node)
         raise _UnknownError
+
+    def _as_it_was(self, node: ast.expr, found: Any) -> Any:
+        """A variable as it was when the statements ran."""
+        if not self.before:
+            return found
+        added = self.before.get(ast.unparse(node), 0)
+        if added is None:
+            raise _UnknownError
+        return found - added if added else found
 
     def _number(self, node: ast.expr) -> Any:
         found = self.value(node)
@@ -296,30 +345,28 @@ class _Run:
         return type(owner) is ModuleType and owner.__name__ == "numpy"
 
     def _text(self, node: ast.expr) -> str:
-        return ast.unparse(_WithNumbers(self.variables).visit(ast.parse(ast.unparse(node)).body[0]))
+        return ast.unparse(_WithNumbers(self).visit(ast.parse(ast.unparse(node)).body[0]))
 
 
 class _WithNumbers(ast.NodeTransformer):
     """An expression with numbers in place of variables."""
 
-    def __init__(self, variables: Mapping[str, Any]) -> None:
-        self.variables = variables
+    def __init__(self, run: _Run) -> None:
+        self.run = run
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self._with_number(node, self.variables.get(node.id))
+        return self._with_number(node, self.run.variables.get(node.id))
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        owner = self.variables.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        owner = self.run.variables.get(node.value.id) if isinstance(node.value, ast.Name) else None
         return self._with_number(node, getattr(owner, "__dict__", {}).get(node.attr))
 
-    @staticmethod
-    def _with_number(node: ast.expr, found: Any) -> ast.expr:
-        is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
-        return (
-            ast.Constant(float(f"{found:.6g}") if type(found) is not int else found)
-            if (is_number)
-            else node
-        )
+    def _with_number(self, node: ast.Name | ast.Attribute, found: Any) -> ast.expr:
+        if not isinstance(found, (int, float)) or isinstance(found, bool):
+            return node
+        number = self.run._as_it_was(node, found)
+        size = ast.Constant(abs(number if type(number) is int else float(f"{number:.6g}")))
+        return ast.UnaryOp(ast.USub(), size) if number < 0 else size  # which takes its brackets
 
 
 def _is_number(value: Any) -> bool:

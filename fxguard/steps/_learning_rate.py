@@ -7,7 +7,6 @@ import inspect
 import itertools
 import math
 import os.path
-import re
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
@@ -28,7 +27,6 @@ from fxguard.steps._own_schedule import bad_part_at
 __all__ = ["reason_of", "schedule_of"]
 
 RATE = "lr"
-_PAST_ITS_END = re.compile(r"\b1(?:\.0)? - (\d+(?:\.\d+)?) / (\d+(?:\.\d+)?)")
 MOST_LINES = 8  # that set a learning rate
 MOST_MADE = 3  # statements that are shown
 
@@ -86,9 +84,9 @@ def _in_words(found: BadPartError) -> str:
     text = f"{found.text} ({found.at.place})"
     if found.is_power:
         text += ", a fractional power of a negative number"
-        past = _PAST_ITS_END.search(found.text)
-        if past is not None and float(past[1]) > float(past[2]):
-            text += f": it is stepped more often than the {float(past[2]):g} times it was made for"
+        if found.end is not None:
+            text += f": it is stepped more often than the {found.end:g} times it was made for; "
+            text += "count them as the loop runs, or keep what the power is taken of at 0 by max"
         return text
     text += f", which is {found.number:g}"
     made = assignment_of(found.table, found.at) if found.table.isidentifier() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType, ModuleType
@@ -28,10 +29,32 @@ def bad_part_at(source: Source) -> BadPartError | None:
     """
     function = function_around(source)
     body = list(_statements(function, source.line))
-    for variables in _variables(source, function):
-        if (found := bad_part_of(body, source.file, variables)) is not None:
+    for variables, last in _variables(source, function):
+        before = _added_after(function, source.line, last)
+        if (found := bad_part_of(body, source.file, variables, before)) is not None:
             return found
     return None
+
+
+def _added_after(function: ast.AST, line: int, last: float) -> dict[str, float | None]:
+    """What the statements of a function behind a line have added to its variables, by name.
+
+    Args:
+        function: the function.
+        line: the line.
+        last: what stands below it has not run yet.
+    """
+    body = getattr(function, "body", ())
+    surely = {id(each) for each in body}  # not those under an `if` or in a loop
+    found: dict[str, float | None] = {}
+    for each in ast.walk(function):
+        if isinstance(each, ast.AugAssign) and line < each.lineno <= last:
+            name, added = ast.unparse(each.target), None
+            value = each.value.value if isinstance(each.value, ast.Constant) else None
+            if id(each) in surely and isinstance(value, (int, float)) and name not in found:
+                added = {ast.Add: value, ast.Sub: -value}.get(type(each.op))
+            found[name] = added
+    return found
 
 
 def _statements(function: ast.AST, line: int) -> Iterator[ast.stmt]:
@@ -44,13 +67,16 @@ def _statements(function: ast.AST, line: int) -> Iterator[ast.stmt]:
             yield from _statements(each, line)
 
 
-def _variables(source: Source, function: ast.AST) -> Iterator[Mapping[str, Any]]:
-    """The variables of a function, as they are now: of the frame that runs it, or of an object."""
+def _variables(source: Source, function: ast.AST) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """The variables of a function, as they are now, and the last line of it that has run.
+
+    They are those of the frame that runs it, or of an object.
+    """
     name = getattr(function, "name", "<module>")
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == source.file and frame.f_code.co_name == name:
-            yield {**frame.f_globals, **frame.f_locals}
+            yield {**frame.f_globals, **frame.f_locals}, frame.f_lineno - 1
         frame = frame.f_back
     owner = _class_around(source)
     arguments = getattr(getattr(function, "args", None), "args", ())
@@ -62,7 +88,7 @@ def _variables(source: Source, function: ast.AST) -> Iterator[Mapping[str, Any]]
         if isinstance(kind, type):
             each: object
             for each in instances_of(kind)[:MOST]:
-                yield {**held, arguments[0].arg: each}
+                yield {**held, arguments[0].arg: each}, math.inf
 
 
 def _class_around(source: Source) -> str | None:

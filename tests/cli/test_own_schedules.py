@@ -1,0 +1,64 @@
+"""The part of a learning rate that is not finite, with the numbers that it was computed from.
+
+What a schedule adds to its counter behind the line does not count: the numbers are those of then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.programs import IMPORTS
+
+RunHere = Callable[[str], Any]
+
+PROGRAM = (
+    f"{IMPORTS}import numpy as np\nnet = nn.Linear(3, 1)\n"
+    "opt = torch.optim.SGD(net.parameters(), 0.1)\nclass Poly:\n    def __init__(self, opt, end):\n"
+    "        self.opt, self.n, self.end, self.part = opt, 0, end, np.float64(1) / end\n"
+    "    def step(self):\n{}schedule = Poly(opt, 10)\nfor _ in range(13):\n    schedule.step()\n"
+    "    opt.zero_grad()\n    net(torch.ones(4, 3)).mean().backward()\n    opt.step()\n"
+)
+SET = "        for g in self.opt.param_groups:\n            g['lr'] = float(lr)\n"
+PAST = (
+    ", a fractional power of a negative number: it is stepped more often than the 10 times it was "
+    "made for; count them as the loop runs, or keep what the power is taken of at 0 by max"
+)
+
+TOLD = {
+    "counted behind the line": (
+        f"        lr = 0.1 * (np.float64(1) - self.n / self.end) ** 0.9\n{SET}"
+        "        self.n += 1\n",
+        "(np.float64(1) - 11 / 10) ** 0.9",
+    ),
+    "counted in front of it": (
+        f"        self.n += 1\n        lr = np.power(1.0 - self.n / self.end, 0.9)\n{SET}",
+        "np.power(1.0 - 11 / 10, 0.9)",
+    ),
+    "the other branch is a warm-up": (
+        "        if self.n < 3:\n            lr = 0.1 * (self.n + 1) / 3\n        else:\n"
+        f"            lr = 0.1 * (1.0 - self.n * self.part) ** 0.9\n{SET}        self.n += 1\n",
+        "(1.0 - 11 * 0.1) ** 0.9",
+    ),
+    "behind a warm-up that returns no number": (
+        "        lr = 0.1\n        if self.n >= 3:\n            left = 1.0 - self.n * self.part\n"
+        f"            lr = 0.1 * left ** 0.5\n{SET}        self.n += 1\n",
+        "(-0.1) ** 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_part_is_told_with_the_numbers_of_then(run_here: RunHere, name: str) -> None:
+    lines, part = TOLD[name]
+    told = run_here(PROGRAM.format(lines)).err
+    assert f"computed: {part}" in told
+    assert (PAST in told) is (" - 11" in part)
+
+
+def test_a_number_that_may_have_changed_is_not_shown(run_here: RunHere) -> None:
+    lines = f"        lr = 0.1 * (np.float64(1) - self.n / self.end) ** 0.9\n{SET}"
+    told = run_here(PROGRAM.format(f"{lines}        if self.opt:\n            self.n += 1\n")).err
+    assert "fix: look at how the learning rate is computed (advice)" in told
