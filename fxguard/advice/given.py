@@ -62,7 +62,7 @@ def fixes_of_given(
         if is_log and "log" in written:
             text += ": log(0) is -inf"
         elif suspects is not None:
-            text = f"{suspects.text}; fxguard has not seen it run"
+            text = suspects.text + _how_known(suspects)
             return (Fix("advice", text, suspects.rewrites, suspects.at, suspects.of),)
         elif is_log:
             text += "; -inf is what log(0), log1p(-1) and atanh(-1) give; of a count take log1p"
@@ -92,6 +92,11 @@ def fixes_of_entry(has_nan: bool, suspects: Suspected | None) -> tuple[Fix, ...]
         suspects: what may have made them, by the statement that assigned them.
     """
     if suspects is not None:
-        return (Fix("advice", f"{suspects.text}; fxguard has not seen it run"),)
+        return (Fix("advice", suspects.text + _how_known(suspects)),)
     missing = "NaN in a table or a file is a missing value" if has_nan else "no model takes inf"
     return (Fix("advice", f"drop it or fill it in where the data is read: {missing}"),)
+
+
+def _how_known(suspects: Suspected) -> str:
+    """What is added to a candidate that only its text tells of."""
+    return "" if suspects.was_seen else "; fxguard has not seen it run"

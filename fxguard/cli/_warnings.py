@@ -28,6 +28,8 @@ from typing import Any
 import fxguard
 from fxguard.capture.plain_stack import Call, plain_calls, running_calls
 from fxguard.capture.quiet import DROPPING, captures_quietly
+from fxguard.forgiving import or_else
+from fxguard.source.numpy_warnings import WARNED
 
 __all__ = ["Warnings"]
 
@@ -53,6 +55,7 @@ class Warnings:
 
     def __enter__(self) -> Warnings:
         module: Any = warnings
+        WARNED.clear()
         self._original, self._mutated = module._showwarnmsg, module._filters_mutated
         module.filters.insert(0, self._entry)
         module._filters_mutated()
@@ -87,6 +90,7 @@ class Warnings:
         if captures_quietly() or _is_of_second_run(frame):
             _forget(message, landed)
             return
+        or_else(None, WARNED.note, str(message.message), landed)
         place = _plain_place(frame, landed)
         if place is None:
             self._original(message)

@@ -41,6 +41,7 @@ class Suspected:
     line: int = 0  # its line
     at: Source | None = None  # likewise, with its text
     rewrites: tuple[str, ...] = ()  # as in :class:`~fxguard.findings.Fix`
+    was_seen: bool = False  # whether something has told of it as it ran
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from fxguard.source.assigned import assignments_of, converted_by, in_words
 from fxguard.source.call_site import variable_given
 from fxguard.source.lines import source_at, source_of_caller
 from fxguard.source.named import gradient_in, operand_texts
+from fxguard.source.numpy_warnings import WARNED
 from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
@@ -230,20 +231,21 @@ class Description:
 
     def suspects(self, blame: Blame, detail: Detail) -> Suspected | None:
         """What may have made an input that nobody saw being made."""
-        nowhere: list[tuple[str, Source]] = []
-        assigned = or_else(nowhere, self.assigned, blame)
-        if not assigned:
-            return None
-        _, made = assigned[-1]
         has_nan, has_plus = detail.nan_count > 0, detail.posinf_count > 0
         is_log = detail.neginf_count > 0 and not (has_nan or has_plus)
         tensor = self.judgment.batch.tensor_of(self.flow.keys[blame.value]) if is_log else None
         counts = tensor is not None and or_else(False, are_logs_of_counts, tensor)
         has_minus, is_all = detail.neginf_count > 0, detail.bad_count == detail.numel
         bad = Bad(has_nan, has_plus, has_minus, detail.numel, counts, is_all)
+        nowhere: list[tuple[str, Source]] = []
+        assigned = or_else(nowhere, self.assigned, blame)
         nothing: Suspected | None = None
-        suspected = or_else(nothing, suspects_in, made, bad)
-        if suspected is None or not suspected.line:
+        made = assigned[-1][1] if assigned else None
+        suspected = nothing if made is None else or_else(nothing, suspects_in, made, bad)
+        warned = WARNED.suspected(bad)
+        if warned is not None and (suspected is None or warned[1].place in suspected.text):
+            return warned[0]
+        if made is None or suspected is None or not suspected.line:
             return suspected
         return replace(suspected, at=source_at((made.file, suspected.line)))
 
