@@ -24,6 +24,7 @@ from fxguard.advice.filtered_rows import filter_of, words_of_filter, words_of_ma
 from fxguard.advice.impossible_rows import has_impossible_row, words_of_emptied, words_of_row
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_divisor, words_of_step
+from fxguard.advice.learned_ranges import words_of_learned
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.outside_ball import words_of_ball
 from fxguard.advice.positive import cut_at_zero
@@ -358,6 +359,9 @@ RULES = (
          lambda c: not (c.has_other_pole() or signs.divides_by_number(c)
                         or zeros.is_weight_by_norm(c)), last=True,
          tries=("a / b -> a / where(b == 0, 1, b)",)),
+    Rule("domain", _POSITIVE | frozenset(DOMAINS), "advice",
+         "keep {learned} {range}: make it as {by}; a bound on {c.x} has no gradient",
+         lambda c: bool(words_of_learned(c)), alone=True, words=words_of_learned),
     Rule("domain", _POSITIVE, "advice",
          "keep {c.parameters} positive, by softplus or exp of a free parameter: a bound on {c.x} "
          "has no gradient where it is negative",
