@@ -391,6 +391,9 @@ ZERO_RULES = (
     Rule("zero divisor", names_in("div"), "advice",
          "take (c / {c.x}).clamp(max=1) in place of the smaller of {c.bare} and c, divided by "
          "{c.x}: where {c.bare} is 0 it is 1", zeros.is_capped_ratio),
+    Rule("zero divisor", _LOG | _DIVISIONS, "advice",
+         "bound the error, {c.x}.clamp(min=1e-10): where two are equal it is 0, and its logarithm "
+         "or reciprocal, as of a PSNR, infinite", zeros.is_error, alone=True),
     Rule(_LOST, _LOG | _DIVISIONS | _ROOTS, "advice",
          "add a floor in the line that makes {name}{place}, relative to the data, such as "
          "+ 1e-3 * data.var(0): a spread has collapsed to 0", _is_collapse, words=_collapse),

@@ -82,7 +82,7 @@ class Bounds(Numbers):
         eps, lowest = self.log_of(float(self.near_zero)), self.log_of(least)
         return (
             f", the smallest other number: of an eps such as {self.near_zero} the logarithm is "
-            f"{eps:.0f}, and of the others none is below {lowest:.1f}"
+            f"{eps:.0f}, and of the others none is below {math.floor(10 * lowest) / 10}"
         )
 
     def _least_probability(self) -> float | None:

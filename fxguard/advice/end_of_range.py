@@ -17,7 +17,8 @@ from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
-from fxguard.source.named import operand_texts
+from fxguard.source.named import called_name, operand_texts
+from fxguard.source.syntax import tree_of
 
 __all__ = ["is_at_both_ends", "is_at_end", "maker_at_end", "words_of_end"]
 
@@ -90,13 +91,29 @@ def words_of_end(case: Case) -> Mapping[str, str]:
         lost = f": 1 - {1 - bound:.0e} is 1 in {case.dtype}"
     elif low is not None and low != -1:
         lost = f": -1 + {1 + low:.0e} is -1 in {case.dtype}"
+    margin = _margin(step) if bound is not None and bound != 1 else ""
     return {
         "number": _name_in(case.around),
         "inside": inside,
         "bounds": bounds,
         "made": titled(step),
         "lost": lost,
+        "how": f"by clamp({bounds})" if not margin else f"with a larger `{margin}`, such as {eps}",
     }
+
+
+def _margin(step: Step) -> str:
+    """The variable of a bound, ``self.margin`` of ``clamp(max=1 - self.margin)``; else ""."""
+    tree = None if step.source is None else tree_of(step.source.code)
+    found = set[str]()
+    for node in () if tree is None else ast.walk(tree):
+        if isinstance(node, ast.Call) and called_name(node) in _CLAMPS:
+            bounds = [*node.args, *(each.value for each in node.keywords)]
+            for each in (x for bound in bounds for x in ast.walk(bound)):
+                if isinstance(each, ast.BinOp) and isinstance(each.left, ast.Constant):
+                    is_named = isinstance(each.right, (ast.Name, ast.Attribute))
+                    found |= {ast.unparse(each.right)} if is_named else set()
+    return found.pop() if len(found) == 1 else ""
 
 
 def _has_logarithm(around: Surroundings, value: int) -> bool:

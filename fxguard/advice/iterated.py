@@ -13,6 +13,7 @@ from fxguard.advice.case import Case
 from fxguard.findings import Fix
 from fxguard.graph.poles import plain
 from fxguard.records import Source
+from fxguard.source.assigned import assignment_of
 from fxguard.source.gains import added_gain
 from fxguard.source.iterated import Iterated, iterated_at
 from fxguard.source.row_norms import dimension_of_norm
@@ -112,6 +113,8 @@ def _repair(found: Iterated) -> str:
         return _bounded(found)
     if found.step:
         return _smaller_step(found)
+    if len(found.coefficients) == 2 and not found.is_matrix:
+        return _stable(found)
     if found.factor and not found.is_matrix:
         return f"keep `{found.factor}`, which multiplies {name} ({place}), between -1 and 1"
     if found.factor:
@@ -124,6 +127,19 @@ def _repair(found: Iterated) -> str:
     if found.is_called:
         return f"bound {name} at {place}, such as by clamp or tanh, or {smaller}"
     return f"{smaller}, or bound it at {place}"
+
+
+def _stable(found: Iterated) -> str:
+    """How large the coefficients of a recursion of order 2 may be: Jury's conditions."""
+    first, second = found.coefficients.values()
+    place = found.value_source.place
+    name = second.lstrip("-")
+    made = assignment_of(name, found.value_source) if name.isidentifier() else None
+    of = f", of {made.place}: {made.code}" if made is not None else ""
+    return (
+        f"keep the poles of this recursion ({place}) inside the unit circle, |b| < 1 and |a| < "
+        f"1 - b with a = {first}, b = {second}{of}"
+    )
 
 
 def _smaller_step(found: Iterated) -> str:

@@ -158,11 +158,21 @@ def _in_float64(evidence: Evidence) -> str:
     if evidence.number and lost_eps(evidence):  # it is shown as 0 if the eps was lost
         return ""
     if math.isfinite(same):
-        return f" is {same:.6g} in float64"
+        return f" is {same:.6g} in float64{_on_the_way(evidence, same)}"
     is_exponential = plain(evidence.kind) in ("exp", "exp2", "expm1", "cosh", "sinh")
     if is_exponential and all(math.isfinite(operand.low) for operand in evidence.operands):
         return " is inf in float64, too"
     return ""
+
+
+def _on_the_way(evidence: Evidence, same: float) -> str:
+    """That the result fits, where it is infinite and its dtype holds what float64 makes."""
+    dtypes = {operand.dtype for operand in evidence.operands if operand.dtype}
+    dtype = next(iter(dtypes), "")
+    if len(dtypes) != 1 or dtype not in FORMATS or FORMATS[dtype].overflows(same):
+        return ""
+    is_infinite = math.isinf(evidence.number or 0.0) and same
+    return f", which {dtype} holds: it overflows on the way" if is_infinite else ""
 
 
 def _tail(evidence: Evidence, *, of_heads: bool = False) -> str:

@@ -16,11 +16,14 @@ from fxguard.advice._rule import names_in as _names
 from fxguard.advice._special_rules import SPECIAL_RULES
 from fxguard.advice._text_rules import TEXT_RULES
 from fxguard.advice._zero_rules import ZERO_RULES
+from fxguard.advice.alignments import words_of_short
 from fxguard.advice.case import Case
 from fxguard.advice.chosen_products import words_of_argument, words_of_product
 from fxguard.advice.converged import words_of_change
+from fxguard.advice.eigenvalues import words_of_eigenvalues
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
 from fxguard.advice.filtered_rows import filter_of, words_of_filter, words_of_masked
+from fxguard.advice.gated_states import words_of_gate
 from fxguard.advice.impossible_rows import has_impossible_row, words_of_emptied, words_of_row
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_divisor, words_of_step
@@ -141,12 +144,13 @@ _WITH_EPS = {
 # by a matrix that is not degenerate. An eps times the identity keeps what is equal equal.
 _INVARIANT = {
     name: f"take the loss from {values}'s values or from the matrix: no choice of vectors changes "
-    f"these; {name}'s vectors have no finite gradient here"
+    f"these; the backward of {name} divides by their differences"
     for name, values in (("eig", "eigvals"), ("eigh", "eigvalsh"), ("svd", "svdvals"))
 }
 _DISTINCT = (
-    "add distinct numbers to the diagonal, such as diag(linspace(0, {c.apart}, n)), or begin with "
-    "weights that differ: one eps for all keeps them equal"
+    "where vectors are needed, add distinct numbers to the diagonal, such as "
+    "diag(linspace(0, {c.apart}, n)), or begin with weights that differ: one eps for all keeps "
+    "them equal"
 )
 _DISTINCT_RUN = (
     "{c.name}(a, ...) -> {c.name}(a + {c.apart} * ones_like(a).cumsum(-1).tril().triu() / "
@@ -257,6 +261,15 @@ RULES = (
     Rule("overflow", None, "advice",
          "compute {c.name} in {c.wider}: {c.dtype}'s maximum is {c.limit:.5g}", Case.is_half,
          last=True),
+    Rule("overflow", zeros.NORMS, "advice",
+         "divide by the largest magnitude first, m * {c.name}({c.x} / m) with m = "
+         "{c.x}.abs().amax(): {c.dtype} holds the result, and not the squares",
+         lambda c: c.is_wide() and c.holds_result()),
+    Rule("overflow", _names("add mul"), "advice",
+         "keep the factor that {gate} makes at most 1, by sigmoid in its place; or carry the "
+         "largest exponent m along from turn to turn, and take exp of differences to it, as xLSTM "
+         "does: what is kept is multiplied by it in each turn",
+         lambda c: bool(words_of_gate(c)), alone=True, words=words_of_gate),
     Rule("overflow", None, "advice",
          GREW + ": {c.dtype}'s maximum is {c.limit:.3g}", Case.is_wide,
          last=True),
@@ -306,12 +319,12 @@ RULES = (
          "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there",
          lambda c: c.loses_eps() and c.eps_has_gradient()),
     Rule("zero divisor, underflow", None, "advice",
-         "compute the norm in float32, from x.float() on: {c.eps} is 0 in {c.dtype}, and at the "
-         "smallest that it holds the gradient overflows",
+         "compute the norm in float32, from x.float() on: {c.eps} is 0 in {c.dtype}, and with the "
+         "smallest eps that it holds the gradient overflows",
          lambda c: c.loses_eps() and not c.eps_has_gradient() and signs.is_variance(c)),
     Rule("zero divisor, underflow", None, "advice",
-         "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and at the "
-         "smallest that it holds the gradient overflows",
+         "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and with the "
+         "smallest eps that it holds the gradient overflows",
          lambda c: c.loses_eps() and not c.eps_has_gradient() and not signs.is_variance(c)
          and not _is_kept_root(c)),
     Rule("zero divisor, underflow", None, "advice",
@@ -347,11 +360,11 @@ RULES = (
          lambda c: signs.is_root_by_hand(c) and c.is_differentiated()),
     Rule("zero divisor, rounding", _DIVISIONS | _names("atanh erfinv log log10 log1p log2 logit"),
          "advice",
-         "keep {number} {inside} where it is made, in {made}, by clamp({bounds}){lost}",
+         "keep {number} {inside} where it is made, in {made}, {how}{lost}",
          lambda c: is_at_end(c) and not is_at_both_ends(c), last=True, words=words_of_end,
          maker=maker_at_end),
     Rule("zero divisor, rounding", _DIVISIONS | _names("log log10 log1p log2"), "advice",
-         "keep {number} {inside} where it is made, in {made}, by clamp({bounds}){lost}",
+         "keep {number} {inside} where it is made, in {made}, {how}{lost}",
          is_at_both_ends, alone=True, words=words_of_end, maker=maker_at_end),
     Rule("zero divisor", _DIVISIONS, "advice",
          "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
@@ -359,6 +372,11 @@ RULES = (
          lambda c: not (c.has_other_pole() or signs.divides_by_number(c)
                         or zeros.is_weight_by_norm(c)), last=True,
          tries=("a / b -> a / where(b == 0, 1, b)",)),
+    Rule("domain, rounding, zero divisor", _POSITIVE, "advice",
+         "bound the eigenvalues by a share of the largest, {c.x}.clamp(min={share} * "
+         "{c.x}.amax(-1, keepdim=True)): "
+         "by roundings the smallest may be 0 or negative, and an absolute eps is below these",
+         lambda c: bool(words_of_eigenvalues(c)), alone=True, words=words_of_eigenvalues),
     Rule("domain", _POSITIVE | frozenset(DOMAINS), "advice",
          "keep {learned} {range}: make it as {by}; a bound on {c.x} has no gradient",
          lambda c: bool(words_of_learned(c)), alone=True, words=words_of_learned),
@@ -561,6 +579,11 @@ RULES = (
              '(b != -100).sum().clamp(min=1)',)),
     Rule("empty", None, "advice",
          "skip what is empty, or divide the sum by max(n, 1)", last=True),
+    Rule("no alignment", None, "advice",
+         "leave the input more frames, by less stride or pooling in front of it, as {share} "
+         "samples have too few; take zero_infinity=True for the rest, which then have no gradient",
+         lambda c: bool(words_of_short(c)), words=words_of_short, alone=True,
+         rewrites=("ctc_loss(...) -> ctc_loss(..., zero_infinity=True)",)),
     Rule("no alignment", None, "advice",
          "take zero_infinity=True, or drop samples with labels + repeats > frames",
          rewrites=("ctc_loss(...) -> ctc_loss(..., zero_infinity=True)",)),

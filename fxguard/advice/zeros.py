@@ -28,6 +28,7 @@ __all__ = [
     "divides_by_two_norms",
     "exponents",
     "is_capped_ratio",
+    "is_error",
     "is_feature",
     "is_norm",
     "is_normalized_in_turn",
@@ -53,6 +54,7 @@ _READ_FEATURES = LAYERS | names_in("gru lstm multi_head_attention_forward rnn_re
 _TO_FEATURES = _PASSED | names_in("batch_norm div dropout mul sub")
 _STACKS = names_in("cat concat concatenate dstack hstack stack vstack")
 NORMS = names_in("norm vector_norm linalg_norm linalg_vector_norm")
+_AVERAGES = _SUMS | _PRODUCTS | names_in("div median")
 _LARGEST = names_in("amax max")
 _ROUNDED = names_in("ceil floor round trunc")
 _COMPARISONS = names_in("eq ge gt le logical_and logical_not logical_or lt ne tril triu")
@@ -279,7 +281,29 @@ def _is_weighted_square(case: Case, value: int) -> bool:
     found = [each for each in (*squares, is_square_of(step)) if each is not None]
     differences = [made_by(case.around, each) for each in found]
     are_weighted = bool(factors) or case.around.step.inputs[-1:] != (value,)
-    return are_weighted and any(x is not None and plain(x.kind) == "sub" for x in differences)
+    return are_weighted and any(
+        x is not None and plain(x.kind) == "sub" and (factors or _is_from_average(case, x))
+        for x in differences
+    )
+
+
+def _is_from_average(case: Case, difference: Step) -> bool:
+    """Whether an average is subtracted: else what is squared is an error, not a deviation."""
+    averages = (made_by(case.around, value) for value in difference.inputs[1:])
+    return any(x is not None and plain(x.kind) in _AVERAGES for x in averages)
+
+
+def is_error(case: Case) -> bool:
+    """It is a mean of squared differences of two tensors, neither of them an average."""
+    step = made_by(case.around, case.around.culprit)
+    if step is None or plain(step.kind) == "mse_loss":
+        return step is not None
+    if plain(step.kind) not in _SUMS or not step.inputs:
+        return False
+    square = is_square_of(made_by(case.around, step.inputs[0]))
+    made = made_by(case.around, square)
+    is_difference = made is not None and plain(made.kind) == "sub" and not made.literals
+    return made is not None and is_difference and not _is_from_average(case, made)
 
 
 # Divisors.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fxguard.records import Source
 from fxguard.source._recurrences import (
+    coefficients_in,
     factor_in,
     is_bounded_in,
     is_called_with,
@@ -39,6 +40,8 @@ class Iterated:
         step: what scales the change that is added to it, ``dt``; "" if nothing does.
         factor: what it is multiplied with, ``w``, if that does not depend on it; "" otherwise.
         is_matrix: whether that is a product of matrices.
+        coefficients: what each of its earlier values is multiplied with, if it is their sum; the
+            last one comes first.
         quotient: what a quotient is subtracted from it for, ``f(x) / df(x)``, as Newton's method
             does; "" if none is.
         divisor: what that quotient divides by; "" without one.
@@ -60,6 +63,7 @@ class Iterated:
     step: str
     factor: str
     is_matrix: bool
+    coefficients: Mapping[str, str]
     quotient: str
     divisor: str
     is_bounded: bool
@@ -101,25 +105,29 @@ def iterated_at(source: Source) -> Iterated | None:
     for name, value, _ in assigned:
         values.setdefault(name, []).append(value)
     quotients = {name: _quotient_of(name, values, reads) for name in own}
+    own.sort(key=lambda each: _age(each, values))  # what was computed last comes first
     name = next((each for each in own if quotients[each][0]), own[0])
     made_of_it = _made_of(name, reads)
     quotient, divisor, lowers = quotients[name]
     value = lowers or _main_of(name, values, made_of_it)
     statement = next(each for other, found, each in assigned if found is value and other == name)
     computed, computed_at = value, statement
-    if isinstance(value, ast.Name) and value.id in values:
-        computed = values[value.id][-1]
-        computed_at = next(each for _, found, each in assigned if found is computed)
+    for _ in values:  # y2, y1 = y1, y
+        if isinstance(computed, ast.Name) and computed.id in values:
+            computed = values[computed.id][-1]
+            computed_at = next(each for _, found, each in assigned if found is computed)
     anew = values.keys() - carried
     of_it = [found for other, found, _ in assigned if other in made_of_it]
     inside, within = _span(loop), _span(loops[0])
     lines = _lines(_statements(getattr(scope, "body", [])))
+    coefficients = coefficients_in(computed, made_of_it).items()
     return Iterated(
         name,
         source_of(statement, source.file),
         _last_value(scope, name, loop.lineno, source.file),
         step_in(computed, made_of_it),
         *factor_in(computed, made_of_it),
+        dict(sorted(coefficients, key=lambda pair: _age(pair[0], values))),
         quotient,
         divisor,
         any(is_bounded_in(each, name) for each in loop.body),
@@ -133,6 +141,16 @@ def iterated_at(source: Source) -> Iterated | None:
         lines - inside,
         lines - within,
     )
+
+
+def _age(name: str, values: Mapping[str, Sequence[ast.expr]]) -> int:
+    """How many turns ago a variable was computed that others have handed on: 2 of ``y2 = y1``."""
+    age = 0
+    while age <= len(values) and isinstance(value := values[name][-1], ast.Name):
+        if (name := value.id) not in values:
+            break
+        age += 1
+    return age
 
 
 def _quotient_of(

@@ -305,8 +305,8 @@ def _eps(case: StepCase) -> StepFinding | None:
     larger = "an eps above 0"
     if case.dtype == "float16":
         larger = (
-            "eps=1e-4, or keep the weights in float32 (torch.autocast casts them for the forward "
-            "where it helps)"
+            "keep the weights in float32 (torch.autocast casts them for the forward where it "
+            "helps), or take eps=1e-4, with which small gradients are as good as 0"
         )
     return StepFinding(text, "zero divisor", _advice(larger))
 

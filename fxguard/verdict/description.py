@@ -350,8 +350,8 @@ class Description:
             given = self.flow, blame, self.step.before
             updates = or_else(nothing, fixes_of_updates, *given)
             updates = updates or or_else(nothing, fixes_of_turns, *given)
-            if updates:
-                first = 1 if fixes and fixes[0].text.startswith((REJECT, IN_LOGS)) else 0
+            if updates and not (fixes and fixes[0].text.startswith(IN_LOGS)):
+                first = 1 if fixes and fixes[0].text.startswith(REJECT) else 0
                 return (*fixes[:first], *updates, *fixes[first:])[:MOST_FIXES]
         if fixes and fixes[0].text.startswith(ASKS_BACK):
             causes = or_else(

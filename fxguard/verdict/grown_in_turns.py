@@ -75,7 +75,7 @@ def _of_chain(flow: DataFlow, chain: _Chain, read: set[int]) -> Fix | None:
     numbers = [number for value in held if (number := _magnitude(flow, value)) is not None]
     if not numbers:
         return None
-    first, last = min(numbers), numbers[-1]
+    first, last = min(filter(None, numbers), default=0.0), numbers[-1]
     turns = len(numbers) - 1 - numbers.index(first)
     if len(numbers) >= LEAST_NUMBERS and turns > 1 and last >= GROWN * first:
         grew = f"grew from {first:.2g} to {last:.2g} in {turns} turns"

@@ -31,7 +31,8 @@ def turn_of(flow: DataFlow, blame: Blame) -> str:
     the innermost module was called, whatever loops they are in and whichever graphs they are of.
 
     Returns:
-        ``call 37 of `cell`; grew 2.0 times a call since call 0``; "" without a loop.
+        ``call 37 of `cell` in this forward; grew 2.0 times a call since call 0``; "" if there is
+        no loop.
     """
     places = (place for place, frame in enumerate(flow.frames) if frame.step == blame.step)
     if blame.step is None or (place := next(places, None)) is None:
@@ -139,7 +140,7 @@ def _turn_of_module(flow: DataFlow, place: int, module: str) -> str:
     sizes = [_magnitude(flow, call) for call in calls]
     if not _is_recurrence(flow, calls[: turn + 1]):
         sizes = []
-    return turn_text(turn, sizes, what="call", where=f"`{name}`")
+    return turn_text(turn, sizes, what="call", where=f"`{name}` in this forward")
 
 
 def _is_recurrence(flow: DataFlow, turns: Sequence[FramePlan]) -> bool:

@@ -1,0 +1,156 @@
+"""What ``fxguard run`` proposes first of recursions, eigenvalues, errors of 0, CTC and norms.
+
+Each rule has neighbours, which are written in other ways, and twins that need something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.programs import IMPORTS
+
+RunHere = Callable[[str], Any]
+
+CELL = (
+    "class Cell(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.gates = nn.Linear(3, 8)\n    def forward(self, x, c):\n{}"
+    "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.cell = Cell()\n    def forward(self, x):\n        c = torch.ones(2, 4)\n"
+    "        for t in range(90):\n            c = self.cell(x, c)\n        return c.mean()\n"
+    "Net()(torch.ones(2, 3) * 9).backward()\n"
+)
+GATE = "keep the factor that {} makes at most 1, by sigmoid in its place; or carry the largest"
+FILTER = (
+    "r = torch.tensor([1.4, 0.5], requires_grad=True)\nx = torch.randn(300)\n"
+    "a, b = 2 * r * 0.8, {}\ny1 = y2 = torch.zeros(2)\nout = []\nfor t in range(300):\n"
+    "    y = {}\n    out.append(y.sum())\n    y2, y1 = y1, y\n"
+    "(torch.stack(out) ** 2).mean().backward()\n"
+)
+POLES = "keep the poles of this recursion (script.py:11) inside the unit circle, |b| < 1 and |a| < "
+MATRIX = (
+    "u = torch.linalg.qr(torch.randn(6, 6))[0]\n"
+    "m = (u * torch.tensor([5, 4, 3, 2, 0, -1e-6])) @ u.T\nm = ((m + m.T) / 2).requires_grad_()\n"
+)
+SHARE = "bound the eigenvalues by a share of the largest, "
+CTC = (
+    "p = torch.randn({0}, 8, 5, requires_grad=True).log_softmax(-1)\nn = torch.tensor({1})\n"
+    "F.ctc_loss(p, torch.ones(8, 4, dtype=torch.long), torch.full((8,), {0}), n).backward()\n"
+)
+BALL = (
+    "class Ball(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.margin, self.w = 1e-9, nn.Parameter(torch.tensor([0.5, 3.0]))\n"
+    "    def forward(self):\n        r = self.w.clamp({})\n        return torch.atanh(r).sum()\n"
+    "Ball()().backward()\n"
+)
+
+FIRST = {
+    "an exponential gate": (
+        CELL.format("        i, f = self.gates(x).exp().chunk(2, -1)\n        return f * c + i\n"),
+        GATE.format("exp (script.py:10)"),
+    ),
+    "an exponential gate that is added": (
+        CELL.format(
+            "        i, f = self.gates(x).chunk(2, -1)\n        kept = c * torch.exp(f)\n"
+            "        return i.exp() + kept\n"
+        ),
+        GATE.format("exp (script.py:11)"),
+    ),
+    "a resonator": (
+        FILTER.format("-r ** 2", "x[t] + a * y1 + b * y2"),
+        f"{POLES}1 - b with a = a, b = b",
+    ),
+    "a resonator with other signs": (
+        FILTER.format("r * r", "x[t] - b * y2 + y1 * a"),
+        f"{POLES}1 - b with a = a, b = -b",
+    ),
+    "a power of eigenvalues": (
+        f"{MATRIX}v, u = torch.linalg.eigh(m)\n((u * v ** -0.25) @ u.T).sum().backward()\n",
+        f"{SHARE}v.clamp(min=1e-06 * v.amax(-1, keepdim=True))",
+    ),
+    "logarithms of eigenvalues": (
+        f"{MATRIX}torch.linalg.eigvalsh(m).log().sum().backward()\n",
+        SHARE,
+    ),
+    "a step by eigenvalues": (
+        "class Root(torch.optim.Optimizer):\n    def __init__(self, p):\n"
+        "        super().__init__(p, {})\n    @torch.no_grad()\n    def step(self):\n"
+        "        for p in self.param_groups[0]['params']:\n            g = p.grad\n"
+        "            vals, vecs = torch.linalg.eigh(g @ g.T)\n"
+        "            root = (vecs * vals.pow(-0.5)) @ vecs.T\n            p -= 0.1 * root @ g\n"
+        "net = nn.Linear(3, 9)\nopt = Root([net.weight])\nx = torch.randn(20, 3)\n"
+        "for _ in range(3):\n    opt.zero_grad()\n    net(x).square().mean().backward()\n"
+        "    opt.step()\nprint(net(x))\n",
+        f"{SHARE}vals.clamp(min=1e-06 * vals.amax(-1, keepdim=True))",
+    ),
+    "a PSNR": (
+        "x, y = torch.rand(3, 8), torch.rand(3, 8)\ny[1] = x[1]\nx.requires_grad_()\n"
+        "mse = (x - y).square().mean(1)\n(10 * torch.log10(1 / mse)).mean().backward()\n",
+        "bound the error, mse.clamp(min=1e-10): where two are equal it is 0",
+    ),
+    "a PSNR of a loss": (
+        "x = torch.rand(3, 8, requires_grad=True)\ne = F.mse_loss(x, x.detach())\n"
+        "(-10 * torch.log10(e)).backward()\n",
+        "bound the error, e.clamp(min=1e-10)",
+    ),
+    "most samples too short": (
+        CTC.format(3, "[4, 4, 2, 4, 4, 2, 1, 4]"),
+        "leave the input more frames, by less stride or pooling in front of it, as 5 of 8 samples",
+    ),
+    "a norm of large numbers": (
+        "x = torch.full((3,), 2e20, requires_grad=True)\ntorch.linalg.vector_norm(x).backward()\n",
+        "divide by the largest magnitude first, m * vector_norm(x / m) with m = x.abs().amax()",
+    ),
+    "a margin that is lost": (
+        BALL.format("max=1 - self.margin"),
+        "where it is made, in clamp (script.py:10), with a larger `self.margin`, such as 5e-07",
+    ),
+}
+
+TWINS = {
+    "a gate that is a sigmoid": (
+        CELL.format(
+            "        i, f = self.gates(x).chunk(2, -1)\n        return f.sigmoid() * c * 9 + i\n"
+        ),
+        "xLSTM",
+    ),
+    "an exponential of no gate": (
+        "x = torch.full((3,), 80.0, requires_grad=True)\n(x.exp() * (x + 1e6)).sum().backward()\n",
+        "xLSTM",
+    ),
+    "a recursion of the first order": (
+        FILTER.format("r * r", "x[t] + a * y1"),
+        "unit circle",
+    ),
+    "a power of something else": (
+        "x = torch.tensor([4.0, 1.0, -1e-6], requires_grad=True)\n(x ** 0.5).sum().backward()\n",
+        "eigenvalues",
+    ),
+    "a variance of nothing": (
+        "x = torch.rand(3, 8)\nx[1] = 0.5\nv = (x - x.mean(1, keepdim=True)).square().mean(1)\n"
+        "print((1 / v).sum())\n",
+        "error",
+    ),
+    "one sample too short": (CTC.format(5, "[3, 3, 4, 3, 3, 2, 1, 3]"), "stride"),
+    "a norm that does not fit": (
+        "x = torch.full((9,), 3e38, requires_grad=True)\ntorch.linalg.vector_norm(x).backward()\n",
+        "largest magnitude first",
+    ),
+    "a margin in numbers": (BALL.format("max=1 - 1e-9"), "a larger"),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_repair_comes_first(run_here: RunHere, name: str) -> None:
+    text, fix = FIRST[name]
+    assert fix in run_here(f"{IMPORTS}{text}").fixes[0]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_the_repair_is_not_said_of_something_else(run_here: RunHere, name: str) -> None:
+    text, fix = TWINS[name]
+    fixes = run_here(f"{IMPORTS}{text}").fixes
+    assert fixes
+    assert not any(fix in each for each in fixes)
