@@ -148,9 +148,8 @@ _INVARIANT = {
     for name, values in (("eig", "eigvals"), ("eigh", "eigvalsh"), ("svd", "svdvals"))
 }
 _DISTINCT = (
-    "where vectors are needed, add distinct numbers to the diagonal, such as "
-    "diag(linspace(0, {c.apart}, n)), or begin with weights that differ: one eps for all keeps "
-    "them equal"
+    "for vectors, add distinct numbers to the diagonal, such as diag(linspace(0, {c.apart}, n)), "
+    "or begin with weights that differ: one eps keeps them equal"
 )
 _DISTINCT_RUN = (
     "{c.name}(a, ...) -> {c.name}(a + {c.apart} * ones_like(a).cumsum(-1).tril().triu() / "
@@ -320,11 +319,11 @@ RULES = (
          lambda c: c.loses_eps() and c.eps_has_gradient()),
     Rule("zero divisor, underflow", None, "advice",
          "compute the norm in float32, from x.float() on: {c.eps} is 0 in {c.dtype}, and with the "
-         "smallest eps that it holds the gradient overflows",
+         "smallest eps it holds the gradient overflows",
          lambda c: c.loses_eps() and not c.eps_has_gradient() and signs.is_variance(c)),
     Rule("zero divisor, underflow", None, "advice",
          "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and with the "
-         "smallest eps that it holds the gradient overflows",
+         "smallest eps it holds the gradient overflows",
          lambda c: c.loses_eps() and not c.eps_has_gradient() and not signs.is_variance(c)
          and not _is_kept_root(c)),
     Rule("zero divisor, underflow", None, "advice",

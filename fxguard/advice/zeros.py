@@ -268,21 +268,24 @@ def _is_spread_of_data(case: Case) -> bool:
         if name in ("div", "mul", "sqrt") and (name != "mul" or step.literals):
             step = made_by(case.around, step.inputs[0])
         elif name == "matmul" or (name in _SUMS and step.inputs):
-            return any(_is_weighted_square(case, value) for value in step.inputs)
+            are_weighted = name == "matmul"
+            return any(_is_square_of_sum(case, value, are_weighted) for value in step.inputs)
         else:
             return False
     return False
 
 
-def _is_weighted_square(case: Case, value: int) -> bool:
+def _is_square_of_sum(case: Case, value: int, are_weighted: bool) -> bool:
+    """Whether a sum adds squares of deviations: weighted ones, or those from an average."""
     step = made_by(case.around, value)
     factors = factors_of(step)
     squares = [is_square_of(made_by(case.around, each)) for each in factors]
     found = [each for each in (*squares, is_square_of(step)) if each is not None]
     differences = [made_by(case.around, each) for each in found]
-    are_weighted = bool(factors) or case.around.step.inputs[-1:] != (value,)
-    return are_weighted and any(
-        x is not None and plain(x.kind) == "sub" and (factors or _is_from_average(case, x))
+    are_weighted = are_weighted or bool(factors)
+    is_summed = are_weighted or case.around.step.inputs[-1:] != (value,)
+    return is_summed and any(
+        x is not None and plain(x.kind) == "sub" and (are_weighted or _is_from_average(case, x))
         for x in differences
     )
 

@@ -1280,8 +1280,8 @@ ENDS = {
         "        y = torch.clamp(y, min=-1 + self.eps, max=1 - self.eps)\n"
         "        return 0.5 * (y.log1p() - (-y).log1p())\n"
         "print(Squash().inverse(torch.tensor([0.1, -1.0])))\n",
-        "keep y inside (-1, 1) where it is made, in clamp (script.py:7), by "
-        "clamp(-1 + 5e-07, 1 - 5e-07): 1 - 1e-09 is 1 in float32",
+        "keep y inside (-1, 1) where it is made, in clamp (script.py:7), with a "
+        "larger `self.eps`, such as 5e-07: 1 - 1e-09 is 1 in float32",
     ),
     "both bounds lost, in half precision": (
         "y = torch.tensor([0.1, 1.0]).half().clip(-1 + 1e-4, 1 - 1e-4)\n"

@@ -106,7 +106,7 @@ OTHERS = {
         "p = torch.tensor([0.0, 0.25, 0.75])\nx = torch.tensor([1, 0, 2])\n"
         "print(p[x].log10().sum())\n",
         "bound the argument: log10(p[x].clamp(min=0.25)), the smallest other number: of an eps "
-        "such as 1e-12 the logarithm is -12, and of the others none is below -0.6",
+        "such as 1e-12 the logarithm is -12, and of the others none is below -0.7",
     ),
 }  # fmt: skip
 

@@ -492,6 +492,12 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
     "keep points inside the unit ball",
+    "keep {learned} {range}",
+    "keep the factor that {gate} makes",
+    "bound the error",
+    "bound the eigenvalues",
+    "divide by the largest magnitude first",
+    "leave the input more frames",
     "keep 0 out of {log}",
     "put distinct numbers, far",
     "{filled} behind {reduce}",

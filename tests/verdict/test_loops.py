@@ -83,7 +83,10 @@ def test_a_cell_that_is_called_in_a_loop(breaks: bool) -> None:
     The cell is named, and not the layer in it, which is called as often.
     """
     turn = turn_in(Unrolled(20, breaks).half(), HALF)
-    assert turn == f"call {FIRST_OVERFLOW} of `cell`; grew 2.0 times a call since call 0"
+    assert (
+        turn
+        == f"call {FIRST_OVERFLOW} of `cell` in this forward; grew 2.0 times a call since call 0"
+    )
 
 
 def test_a_module_that_is_called_twice_is_shared() -> None:
@@ -115,7 +118,7 @@ def test_values_that_do_not_grow_are_not_said_to() -> None:
         def forward(self, x: Tensor, by: int) -> Tensor:
             return x / (x * by)
 
-    assert turn_in(Divides(), HALF.float()) == "call 3 of `divide`"
+    assert turn_in(Divides(), HALF.float()) == "call 3 of `divide` in this forward"
 
 
 def long_body(x: Tensor) -> Tensor:
@@ -326,7 +329,8 @@ def test_a_module_that_sees_one_image_after_the_other_does_not_grow() -> None:
             return torch.stack([self.cell(row * 2**i) for i, row in enumerate(x)])
 
     assert re.fullmatch(
-        r"call 1\d of `cell`", turn_in(Images().half(), torch.ones(20, 4, dtype=torch.float16))
+        r"call 1\d of `cell` in this forward",
+        turn_in(Images().half(), torch.ones(20, 4, dtype=torch.float16)),
     )
 
 

@@ -44,7 +44,7 @@ CTC = [
     ([[1, 0, 0], [2, 2, 2]], [4, 4], [1, 3],
      "sample 1: 3 labels with 2 repeats need 5 frames, the input has 4"),
     ([[1, 2, 3], [1, 1, 3]], [2, 3], [3, 3],
-     "sample 0: 3 labels need 3 frames, the input has 2 (and 1 more sample)"),
+     "sample 0: 3 labels need 3 frames, the input has 2 (and so does 1 of the other 1)"),
     ([[1, 2, 2, 3]], [4, 4], [2, 2], None),  # of one row, nothing repeats inside a sample
     ([[1, 1, 1]], [5], [3], ""),
     ([[1, 2, 3]], [3], [3], ""),
@@ -264,7 +264,7 @@ def test_a_quotient_that_forward_made_nan_is_said_to_be_masked() -> None:
 
     w = torch.tensor([[1.0, 1.0], [0.0, 0.0]], requires_grad=True)
     origin = origin_of(kept, w)
-    assert cause_text(origin).startswith(": 0 / 0 in the forward: its result is masked")
+    assert cause_text(origin).startswith(": 0 / 0 in the forward: something behind it hides")
     assert origin.fixes[0].text.startswith("choose the divisor d = w.sum(-1, keepdim=True) by whe")
 
 
