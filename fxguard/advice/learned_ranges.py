@@ -72,19 +72,19 @@ def words_of_learned(case: Case) -> Mapping[str, str]:
     """
     for find in (_in_graph, _in_text):
         try:
-            name, function = find(case)
+            name, is_parameter, function = find(case)
             found = _range(case, function)
-            if found is not None and not name.endswith("`") and math.inf in map(abs, found):
+            if found is not None and not is_parameter and math.inf in map(abs, found):
                 continue  # a layer's result is made positive, not above 9
         except (_NotOfOneError, ArithmeticError):
             continue
         if found is not None:
-            return {"learned": name, **_in_words(*found, is_parameter=name.endswith("`"))}
+            return {"learned": name, **_in_words(*found, is_parameter=is_parameter)}
     return {}
 
 
-def _in_graph(case: Case) -> tuple[str, Function]:
-    """The parameter of a model or the result of a layer, and the operand as a function of it."""
+def _in_graph(case: Case) -> tuple[str, bool, Function]:
+    """The parameter of a model or the result of a layer, which, and the operand as its function."""
     value = case.around.culprit
     leaf = _leaf(case, value)
     if value is None or leaf is None:
@@ -93,14 +93,12 @@ def _in_graph(case: Case) -> tuple[str, Function]:
     name = f"the learned `{case.around.values[leaf].name}`"
     if layer is not None:
         names = {ast.unparse(each) for each in _names(_node(case.bare))}
-        name = f"`{names.pop()}`" if len(names) == 1 else "what"
-        name += f"{',' * (name != 'what')} which {titled(layer)} makes,".replace(
-            "what which", "what"
-        )
-    return name, _function(case, value, leaf, MOST_STEPS)
+        known = f"`{names.pop()}`, which" if len(names) == 1 else "what"
+        name = f"{known} {titled(layer)} makes,"
+    return name, layer is None, _function(case, value, leaf, MOST_STEPS)
 
 
-def _in_text(case: Case) -> tuple[str, Function]:
+def _in_text(case: Case) -> tuple[str, bool, Function]:
     """The same of a tensor of a script, which is in no graph: as the line has the operand."""
     text, value = case.bare, case.around.culprit
     step = None if value is None else case.around.maker_of(value)
@@ -114,7 +112,7 @@ def _in_text(case: Case) -> tuple[str, Function]:
     if len(lines) > 1 or len(names) != 1 or node is None:
         raise _NotOfOneError
     (name,) = names
-    return f"the learned `{name}`", lambda x: _computed(node, x)
+    return f"the learned `{name}`", True, lambda x: _computed(node, x)
 
 
 def _lines(case: Case, value: int) -> set[Source | None]:
