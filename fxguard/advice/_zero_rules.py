@@ -391,6 +391,10 @@ ZERO_RULES = (
     Rule("zero divisor", names_in("div"), "advice",
          "take (c / {c.x}).clamp(max=1) in place of the smaller of {c.bare} and c, divided by "
          "{c.x}: where {c.bare} is 0 it is 1", zeros.is_capped_ratio),
+    Rule("zero divisor", names_in("div"), "advice",
+         "take atan2(a, b) in place of atan(a / b), likewise elsewhere on the line: they are equal "
+         "for b above 0, and at 0 / 0 it is 0, and its gradient, too",
+         lambda c: any(plain(each.kind) == "atan" for each in c.around.read_by), alone=True),
     Rule("zero divisor", _LOG | _DIVISIONS, "advice",
          "bound the error, {c.x}.clamp(min=1e-10): where two are equal it is 0, and its logarithm "
          "or reciprocal, as of a PSNR, infinite", zeros.is_error, alone=True),

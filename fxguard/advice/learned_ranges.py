@@ -120,7 +120,9 @@ def _lines(case: Case, value: int) -> set[Source | None]:
     todo, steps = [value], dict[int, Step]()
     while todo and len(steps) <= MOST_STEPS:
         step = case.around.maker_of(todo.pop())
-        if step is not None and id(step) not in steps:
+        if step is None:
+            raise _NotOfOneError  # given by something else, such as a model
+        if id(step) not in steps:
             steps[id(step)] = step
             todo += step.inputs
     return {each.source for each in steps.values()}
@@ -179,11 +181,9 @@ def _leaf(case: Case, value: int | None) -> int | None:
         if step is not None and _is_of_layer(case, step):
             leaves.add(each)
         elif step is None:
-            found = around.values[each]
-            if found.role is Role.WEIGHT or found.needs_gradient:
-                leaves.add(each)
-            else:
+            if around.values[each].role is not Role.WEIGHT:
                 raise _NotOfOneError
+            leaves.add(each)
         else:
             todo += step.inputs
     return leaves.pop() if len(leaves) == 1 and not todo else None

@@ -529,6 +529,10 @@ RULES = (
          "give {c.name} probabilities, log_p.exp() with log_target=False: it takes 0 * log(0) as 0 "
          "then; with log_target=True it computes 0 * -inf where a target is masked",
          signs.has_log_target),
+    Rule("domain", _names("kl_div"), "advice",
+         "compare both where both are possible, such as on the same top-k, normalised again, or "
+         "leave every class a small probability: the input is -inf where the target is not, and "
+         "the divergence infinite", signs.has_impossible_input, alone=True),
     Rule("domain", _names("logaddexp"), "advice",
          "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what cannot be reached: "
          "{c.name} of -inf alone has no derivative", Case.reads_infinity),

@@ -25,6 +25,7 @@ __all__ = [
     "count_less_one",
     "divides_by_number",
     "divides_by_whole_numbers",
+    "has_impossible_input",
     "has_log_target",
     "is_by_weight_in_half",
     "is_chosen_after",
@@ -108,7 +109,13 @@ def has_log_target(case: Case) -> bool:
     """Its targets are logarithms, of which one is -inf: the program says ``log_target=True``."""
     source = case.around.step.source
     says = source is not None and "log_target=True" in statement_at(source).replace(" ", "")
-    return says and case.reads_infinity()
+    return says and len(case.operands) > 1 and case.operands[1].low == -math.inf
+
+
+def has_impossible_input(case: Case) -> bool:
+    """Its input, not its target, holds -inf: the divergence from what is impossible is infinite."""
+    are_masked = [each.low == -math.inf for each in case.operands[:2]]
+    return are_masked == [True, False]
 
 
 def is_masked_score(case: Case) -> bool:

@@ -110,17 +110,20 @@ class NumpyWarnings:
         """Forget all, when a script begins."""
         self._found.clear()
 
-    def suspected(self, bad: Bad) -> tuple[Suspected, Source] | None:
-        """The latest warning that explains what a tensor holds, and its line; None if none does."""
+    def suspected(self, bad: Bad) -> tuple[Suspected, tuple[Source, ...]] | None:
+        """What explains what a tensor holds, and its lines; None if no warning does.
+
+        That is the latest warning of such numbers, or the one before of what became a NaN there.
+        """
         found = [*self._found.values()]
         ends = [i for i, each in enumerate(found) if _explains(each, bad)]
         if not ends:
             return None
-        told = found[ends[-1]]
+        told = last = found[ends[-1]]
         if told.name in _OF_INFINITIES:  # inf - inf, after what made the infinity
             told = next((x for x in reversed(found[: ends[-1]]) if x.is_infinite), told)
         told = next(x for x in found if x.at == told.at)  # the first of its line
-        return Suspected(f"look at {told.text}", was_seen=True), told.at
+        return Suspected(f"look at {told.text}", was_seen=True), (told.at, last.at)
 
 
 def _explains(each: _Warned, bad: Bad) -> bool:
@@ -141,9 +144,11 @@ def _in_words(message: str, event: str, name: str, at: Source, known: Mapping[st
     shown = at.code if node is None else ast.unparse(node)
     shown = shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
     text = f'{shown} ({at.place}), where NumPy warned "{message}"'
-    wrapped = None if node is None else next(_wrapped(node, known), None)
-    if wrapped is not None:
-        return f"{text}: {wrapped}"
+    reasons = [] if node is None else [*_wrapped(node, known)]
+    if node is not None and event == "overflow":
+        reasons += _narrow(node, known)
+    if reasons:
+        return f"{text}: {reasons[0]}"
     kind = "divide" if name == "true_divide" else re.sub(r"^log\w+", "log", name)
     why = _WHY.get((event, kind), "")
     if "{}" in why:
@@ -181,17 +186,40 @@ def _wrapped(node: ast.AST, known: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _narrow(node: ast.AST, known: Mapping[str, Any]) -> Iterator[str]:
+    """What is computed in half precision."""
+    for each in ast.walk(node):
+        found = _value(each, known)
+        if _is_array(found) and found.dtype.name == "float16":
+            name = ast.unparse(each)
+            yield (
+                f"`{name}` is float16, whose maximum is 65504; convert it first, "
+                f"{name}.astype(np.float32)"
+            )
+
+
 def _whole(node: ast.expr, known: Mapping[str, Any]) -> Any:
     """An array of whole numbers or a number that a variable or a constant is; else None."""
-    found: Any = None
-    if isinstance(node, ast.Constant):
-        found = node.value
-    elif isinstance(node, ast.Name):
-        found = known.get(node.id)
-    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        found = getattr(known.get(node.value.id), "__dict__", {}).get(node.attr)
+    found = _value(node, known)
     if type(found) is int:
         return found
-    is_array = type(found).__module__ == "numpy" and type(found).__name__ == "ndarray"
-    is_whole = is_array and found.dtype.kind in "iu" and 0 < found.size <= MOST_ELEMENTS
+    is_whole = _is_array(found) and found.dtype.kind in "iu" and 0 < found.size <= MOST_ELEMENTS
     return found if is_whole else None
+
+
+def _value(node: ast.AST, known: Mapping[str, Any]) -> Any:
+    """What a constant, a variable, an attribute or an entry of a dictionary is; else None."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return getattr(known.get(node.value.id), "__dict__", {}).get(node.attr)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        owner = _value(node.value, known)
+        return owner.get(node.slice.value) if type(owner) is dict else None
+    return None
+
+
+def _is_array(found: Any) -> bool:
+    return type(found).__module__ == "numpy" and type(found).__name__ == "ndarray"

@@ -148,6 +148,7 @@ def _bad_part_in(run: _Run, body: Sequence[ast.stmt]) -> BadPartError | None:
                     return found
             elif isinstance(each, ast.Assign) and isinstance(name, ast.Name):
                 run.variables[name.id] = run.value(each.value)
+                run.computed[name.id] = each.value
             elif isinstance(each, (ast.Assign, ast.Return)) and each.value is not None:
                 run.value(each.value)
         except BadPartError as found:
@@ -211,6 +212,7 @@ class _Run:
         self.entry = entry
         self.depth = 0
         self.before: Mapping[str, float | None] = {}
+        self.computed: dict[str, ast.expr] = {}  # what gave a variable its value
 
     def block(self, body: list[ast.stmt]) -> None:
         for each in body:
@@ -245,6 +247,7 @@ class _Run:
         base = node.args[0] if isinstance(node, ast.Call) else getattr(node, "left", None)
         while isinstance(base, ast.Call) and len(base.args) == 1:  # np.float64(1 - x)
             base = base.args[0]
+        base = self.computed.get(base.id, base) if isinstance(base, ast.Name) else base
         if not isinstance(base, ast.BinOp) or not isinstance(base.op, ast.Sub):
             return None
         part = base.right

@@ -243,8 +243,10 @@ class Description:
         made = assigned[-1][1] if assigned else None
         suspected = nothing if made is None else or_else(nothing, suspects_in, made, bad)
         warned = WARNED.suspected(bad)
-        if warned is not None and (suspected is None or warned[1].place in suspected.text):
-            return warned[0]
+        if warned is not None:
+            text = "" if suspected is None else suspected.text
+            if suspected is None or any(source.place in text for source in warned[1]):
+                return warned[0]
         if made is None or suspected is None or not suspected.line:
             return suspected
         return replace(suspected, at=source_at((made.file, suspected.line)))

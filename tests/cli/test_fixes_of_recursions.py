@@ -103,6 +103,17 @@ FIRST = {
         "x = torch.full((3,), 2e20, requires_grad=True)\ntorch.linalg.vector_norm(x).backward()\n",
         "divide by the largest magnitude first, m * vector_norm(x / m) with m = x.abs().amax()",
     ),
+    "an arc of a quotient": (
+        "w, h = torch.rand(4), torch.tensor([1.0, 2, 0, 1])\nw[2] = 0\nx = torch.rand(4)\n"
+        "x.requires_grad_()\n((torch.atan(w / h) - x) ** 2).mean().backward()\n",
+        "take atan2(a, b) in place of atan(a / b)",
+    ),
+    "a teacher of its top classes": (
+        "t = torch.randn(4, 6)\nt[:, 2:] = -math.inf\nt = t.log_softmax(1)\n"
+        "s = torch.randn(4, 6, requires_grad=True).log_softmax(1)\n"
+        "F.kl_div(t, s, reduction='batchmean', log_target=True).backward()\n",
+        "compare both where both are possible, such as on the same top-k",
+    ),
     "a margin that is lost": (
         BALL.format("max=1 - self.margin"),
         "where it is made, in clamp (script.py:10), with a larger `self.margin`, such as 5e-07",
@@ -134,6 +145,16 @@ TWINS = {
         "error",
     ),
     "one sample too short": (CTC.format(5, "[3, 3, 4, 3, 3, 2, 1, 3]"), "stride"),
+    "a quotient of something else": (
+        "w, h = torch.zeros(4), torch.tensor([1.0, 2, 0, 1])\nprint(torch.tanh(w / h).mean())\n",
+        "atan2",
+    ),
+    "a target of its top classes": (
+        "t = torch.randn(4, 6)\nt[:, 2:] = -math.inf\nt = t.log_softmax(1)\n"
+        "s = torch.randn(4, 6, requires_grad=True).log_softmax(1)\n"
+        "F.kl_div(s, t, reduction='batchmean', log_target=True).backward()\n",
+        "top-k",
+    ),
     "a norm that does not fit": (
         "x = torch.full((9,), 3e38, requires_grad=True)\ntorch.linalg.vector_norm(x).backward()\n",
         "largest magnitude first",

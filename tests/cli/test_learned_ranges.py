@@ -75,6 +75,9 @@ TWINS = {
         f"{IMPORTS}x = torch.randn(9, 3, requires_grad=True)\nc = (x * x).sum(-1)\n"
         "(1 - c * c).sqrt().mean().backward()\n"
     ),
+    "what a model returns": MODEL.format(0.1, "        return self.layer(x) * 9\n").replace(
+        "net(torch.ones(2, 3)).mean()", "(1 - 2 * net(torch.ones(2, 3))).sqrt().mean()"
+    ),
     "on either side": MODEL.format(-0.8, "        return x * torch.sqrt(rho * rho - 1)\n"),
 }
 

@@ -48,6 +48,12 @@ TOLD = {
         RAN.format("np.sqrt(x)", 9, "invalid value encountered in sqrt")
         + ": sqrt is NaN of a negative number",
     ),
+    "half precision, and a NaN of its infinity": (
+        "a = {'x': np.array([3e2, 4e2, 1.0, 2.0], np.float16)}\ndef prepare(i):\n"
+        "    x = a['x'] * a['x']\n    return (x - x.mean()) / x.std()\n",
+        RAN.format("a['x'] * a['x']", 9, "overflow encountered in multiply")
+        + ": `a['x']` is float16, whose maximum is 65504; convert it first",
+    ),
     "a mean of nothing": (
         "def prepare(i):\n    x = np.ones(4)\n    return x - x[x > 2].mean()\n",
         'where NumPy warned "Mean of empty slice"',

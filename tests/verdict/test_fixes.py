@@ -495,6 +495,8 @@ OF_PROGRAMS = (
     "keep {learned} {range}",
     "keep the factor that {gate} makes",
     "bound the error",
+    "compare both where both",
+    "take atan2(a, b)",
     "bound the eigenvalues",
     "divide by the largest magnitude first",
     "leave the input more frames",
