@@ -14,7 +14,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import LOSS
 from fxguard.batch.loss import Loss
 from fxguard.errors import FxguardError
-from fxguard.forgiving import theirs
+from fxguard.forgiving import or_else, theirs
 from fxguard.graph.random_state import random_state_kept
 from fxguard.guard.delivery import Delivery
 from fxguard.measure.at_hand import range_of
@@ -22,6 +22,7 @@ from fxguard.records import Range, Role
 from fxguard.report.report import Report
 from fxguard.script.again import NotRepeated, Repetition
 from fxguard.script.in_front import Arrival
+from fxguard.source.assigned_gradients import line_that_set_gradients
 from fxguard.source.held_tensors import UNNAMED, held_name
 from fxguard.steps.backward import BackwardPasses
 from fxguard.steps.losses import Losses
@@ -82,14 +83,18 @@ class ScriptGradients:
     def report_on(self, leaves: Iterable[Tensor]) -> Report | None:
         """That these leaves have bad gradients, and why it is not known what made them."""
         bad = []
+        arrived = {id(leaf) for known, _ in self._names if (leaf := known()) is not None}
+        are_set = True
         for leaf in leaves:
             found = None if leaf.grad is None else range_of(leaf.grad)
             if isinstance(found, Range) and found.severity:
                 names = (name for known, name in self._names if known() is leaf)
                 bad.append(BadLeaf(next(names, "") or _label_of(leaf), found.severity))
+                are_set = are_set and id(leaf) not in arrived
         if not bad:
             return None
-        ended = Ended([], bad, self._why_not_known)
+        set_at = or_else(None, line_that_set_gradients) if are_set else None
+        ended = Ended([], bad, self._why_not_known, set_at=set_at)
         return self._delivery.report_of_backward(self._begin(), ended)
 
     def _repeated(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fxguard.advice.case import Case
 from fxguard.advice.causes import cause_of
 from fxguard.advice.fixes import MOST_FIXES, fixes_for
+from fxguard.advice.given import fixes_of_given
 from fxguard.advice.iterated import fix_of_turns
 from fxguard.advice.operands import gradient_text, operands_text
 from fxguard.advice.rules import ASKS_BACK
@@ -24,13 +25,14 @@ from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
 from fxguard.graph.poles import plain
 from fxguard.plan.blame import Blame
-from fxguard.records import BACKWARD, GRADIENT, Frame, Role, Row, Severity
+from fxguard.records import BACKWARD, GRADIENT, Frame, Role, Row, Severity, Source
 from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
 from fxguard.rerun.backward_flow import SUM, BackwardFlow
 from fxguard.rerun.bad_forward import HiddenAfter
 from fxguard.rerun.edges import BackwardOf
 from fxguard.source.held_tensors import UNNAMED
 from fxguard.source.lines import source_of_trace
+from fxguard.source.named import gradient_in
 from fxguard.verdict.backward import (
     cause_of_backward,
     is_of_infinite_factor,
@@ -46,6 +48,7 @@ __all__ = [
     "BadLeaf",
     "Description",
     "name_of_leaf",
+    "origin_at",
     "origin_of_function",
     "origin_of_leaves",
     "seen_of",
@@ -383,3 +386,18 @@ def origin_of_leaves(
     row = Row(GRADIENT + label, abs_min=number, abs_max=number)
     frame = Frame("", kind, True, (row,), batch_number=batch_number, phase=phase)
     return Origin(frame, severity.problem, GRADIENT_OF + what, row.label)
+
+
+def origin_at(origin: Origin, set_at: Source) -> Origin:
+    """The same where a line of the script gave the leaves their gradients."""
+    read = set_at.code.partition("=")[2].strip()
+    gradient, is_nan = gradient_in(read), origin.problem == "NaN"
+    fixes = fixes_of_given(
+        Role.INPUT,
+        "its gradient",
+        gradient=gradient,
+        is_inf=bool(gradient) or not is_nan,
+        has_nan=is_nan,
+    )
+    told = f"it was set at {set_at}"
+    return replace(origin, frame=replace(origin.frame, source=set_at), operands=told, fixes=fixes)

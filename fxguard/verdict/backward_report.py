@@ -15,7 +15,7 @@ from fxguard.measure.at_hand import range_of
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.gathering import Gather, nothing_gathered
-from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity
+from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity, Source
 from fxguard.report.report import Report
 from fxguard.rerun.backward_flow import BackwardFlow, came_from
 from fxguard.rerun.gradients import gradients_of
@@ -23,6 +23,7 @@ from fxguard.verdict.backward import origins_of
 from fxguard.verdict.backward_origins import (
     BadLeaf,
     Description,
+    origin_at,
     origin_of_function,
     origin_of_leaves,
     seen_of,
@@ -61,6 +62,7 @@ class Ended:
     unseen: str = ""  # the part whose gradients nobody has seen, such as :data:`GAPS`
     functions: Sequence[KeptFunction] = ()  # outside graphs, in the order of the backward
     passes_on: bool = False  # whether only leaves of other models have bad gradients
+    set_at: Source | None = None  # the script's line that gave the leaves their gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,8 @@ def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origi
         if origin is not None:
             return origin
     origin = origin_of_leaves(ended.leaves, found.came_in, batch_number)
+    if ended.set_at is not None:
+        return origin_at(origin, ended.set_at)
     if found.came_in is not None or not found.not_searched:
         return origin
     return replace(origin, operands=NOT_KNOWN + found.not_searched)

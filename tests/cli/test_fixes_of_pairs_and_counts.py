@@ -124,6 +124,21 @@ FIRST = {
         "        w.sub_(0.01 * g)\n        p.data.copy_(w)\n",
         "isfinite(p.grad).all(), and lower the loss scale if there is one: isnan does not see inf",
     ),
+    "gradients of a copy that a scale made infinite": (
+        "net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)).half()\n"
+        "half = list(net.parameters())\n"
+        "full = [p.detach().float().clone().requires_grad_() for p in half]\n"
+        "opt, scale = torch.optim.Adam(full, 1e-3), 2.0 ** 10\ndef step(scale):\n"
+        "    for m, h in zip(full, half):\n        m.grad = h.grad.float() / scale\n"
+        "    nn.utils.clip_grad_norm_(full, 1.0)\n    opt.step()\n"
+        "for it in range(60):\n    x = torch.randn(64, 20)\n    net.zero_grad()\n"
+        "    loss = F.smooth_l1_loss(net(x.half()).float(), 2 * x[:, :1])\n"
+        "    (loss * scale).backward()\n"
+        "    if any(torch.isnan(p.grad).any() for p in half):\n        scale /= 2\n"
+        "    else:\n        step(scale)\n        scale *= 2\n",
+        "skip a step where a gradient, here `h.grad`, is not finite, by "
+        "torch.isfinite(h.grad).all(), and lower the loss scale if there is one: isnan does not",
+    ),
     "a schedule of one's own": (
         "class Poly:\n    def __init__(self, opt, total):\n"
         "        self.opt, self.total, self.n = opt, total, np.float64(0)\n"
