@@ -66,7 +66,8 @@ def test_an_eps_that_the_dtype_does_not_hold(make: Make) -> None:
     (origin,) = report.origins
     assert (report.phase, origin.cause) == ("optimizer", "zero divisor")
     assert "divides by sqrt(0.0) + eps, and eps 1e-" in origin.operands
-    assert report.fix.startswith("eps=1e-4")
+    assert report.fix.startswith("keep the weights in float32")
+    assert "or take eps=1e-4" in report.fix
     assert origin.frame.source is not None
     assert origin.frame.source.code == "optimizer.step()"
     labels = [row.label for row in origin.frame.rows]
