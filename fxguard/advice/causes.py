@@ -28,7 +28,15 @@ from fxguard.graph.poles import (
 from fxguard.graph.tables import ENTRIES, UNINITIALISED
 from fxguard.records import Role
 
-__all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps", "needed_by", "number_beyond"]
+__all__ = [
+    "cause_of",
+    "cause_of_given",
+    "is_lost",
+    "lost_eps",
+    "needed_by",
+    "number_beyond",
+    "overflowed_on_the_way",
+]
 
 # How far float64 may miss the border of a domain, relative to the number or to 1.
 ROUNDED = 1e-9
@@ -120,6 +128,16 @@ def number_beyond(evidence: Evidence) -> float | None:
         form = FORMATS["float32"]
     numbers = (operand.low for operand in evidence.operands if not operand.dtype)
     return next(filter(form.overflows, numbers), None)
+
+
+def overflowed_on_the_way(evidence: Evidence) -> bool:
+    """Whether a result is infinite that the dtype of its operands holds, as of a norm's squares."""
+    dtypes = {operand.dtype for operand in evidence.operands if operand.dtype}
+    form = FORMATS.get(dtypes.pop()) if len(dtypes) == 1 else None
+    is_known = form is not None and evidence.same is not None and math.isinf(evidence.number)
+    if not is_known or form is None or evidence.same is None:
+        return False
+    return evidence.same != 0 and not form.overflows(evidence.same)
 
 
 def needed_by(evidence: Evidence) -> float | None:

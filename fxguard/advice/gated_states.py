@@ -30,9 +30,10 @@ def words_of_gate(case: Case) -> Mapping[str, str]:
     for product in _products(case):
         for factor in product.inputs:
             gate = made_by(case.around, factor)
+            if gate is None or plain(gate.kind) not in _EXPS:
+                continue
             others = [each for each in product.inputs if each != factor]
-            is_gate = gate is not None and plain(gate.kind) in _EXPS
-            if is_gate and gate and any(_is_of_earlier_turn(case, product, x) for x in others):
+            if any(_is_of_earlier_turn(case, product, each) for each in others):
                 return {"gate": titled(gate)}
     return {}
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
@@ -22,7 +21,8 @@ from fxguard.graph.tables import CASTS, MOVES
 from fxguard.plan.plan import Step
 from fxguard.records import Role, Source
 from fxguard.source.assigned import target_of
-from fxguard.source.named import last_name
+from fxguard.source.named import SIGNS
+from fxguard.source.scalar_functions import FUNCTIONS, NO_NUMBER, OPERATORS, number_in, variables_of
 from fxguard.source.syntax import tree_of
 
 __all__ = ["words_of_learned"]
@@ -34,28 +34,6 @@ HALVINGS = 40
 
 Function = Callable[[float], float]
 
-_TWO: Mapping[str, Callable[[float, float], float]] = {
-    "add": operator.add,
-    "div": operator.truediv,
-    "mul": operator.mul,
-    "pow": operator.pow,
-    "rsub": lambda a, b: b - a,
-    "sub": operator.sub,
-}
-_OPERATORS: Mapping[type[ast.operator], str] = {
-    ast.Add: "add",
-    ast.Div: "div",
-    ast.Mult: "mul",
-    ast.Pow: "pow",
-    ast.Sub: "sub",
-}
-_ONE: Mapping[str, Function] = {
-    "abs": abs,
-    "exp": math.exp,
-    "neg": operator.neg,
-    "sqrt": math.sqrt,
-    "square": lambda a: a * a,
-}
 _KEPT = MOVES | CASTS
 _TAKEN = _KEPT | names_in("chunk getitem narrow select slice split squeeze tensor_split unbind")
 
@@ -76,7 +54,7 @@ def words_of_learned(case: Case) -> Mapping[str, str]:
             found = _range(case, function)
             if found is not None and not is_parameter and math.inf in map(abs, found):
                 continue  # a layer's result is made positive, not above 9
-        except (_NotOfOneError, ArithmeticError):
+        except _NotOfOneError:
             continue
         if found is not None:
             return {"learned": name, **_in_words(*found, is_parameter=is_parameter)}
@@ -92,7 +70,7 @@ def _in_graph(case: Case) -> tuple[str, bool, Function]:
     layer = case.around.maker_of(leaf)
     name = f"the learned `{case.around.values[leaf].name}`"
     if layer is not None:
-        names = {ast.unparse(each) for each in _names(_node(case.bare))}
+        names = variables_of(_node(case.bare))
         known = f"`{names.pop()}`, which" if len(names) == 1 else "what"
         name = f"{known} {titled(layer)} makes,"
     return name, layer is None, _function(case, value, leaf, MOST_STEPS)
@@ -108,11 +86,10 @@ def _in_text(case: Case) -> tuple[str, bool, Function]:
         text = step.source.code.partition("=")[2].strip()
     lines = _lines(case, value)
     node = _node(text)
-    names = {ast.unparse(each) for each in _names(node)}
-    if len(lines) > 1 or len(names) != 1 or node is None:
+    names = variables_of(node)
+    if len(lines) > 1 or len(names) != 1:
         raise _NotOfOneError
-    (name,) = names
-    return f"the learned `{name}`", True, lambda x: _computed(node, x)
+    return f"the learned `{names.pop()}`", True, lambda x: number_in(node, lambda name: x)
 
 
 def _lines(case: Case, value: int) -> set[Source | None]:
@@ -128,44 +105,11 @@ def _lines(case: Case, value: int) -> set[Source | None]:
     return {each.source for each in steps.values()}
 
 
-def _node(text: str) -> ast.AST | None:
+def _node(text: str) -> ast.AST:
     tree = tree_of(text)
-    return getattr(tree.body[0], "value", None) if tree is not None and tree.body else None
-
-
-def _names(node: ast.AST | None) -> Iterator[ast.AST]:
-    """The variables of an expression: ``self.rho`` is one."""
-    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-        yield node
-    elif isinstance(node, ast.Call):
-        is_method = isinstance(node.func, ast.Attribute) and last_name(node.func.value) != "torch"
-        of = [node.func.value] if is_method and isinstance(node.func, ast.Attribute) else []
-        for each in (*of, *node.args):
-            yield from _names(each)
-    elif node is not None:
-        for child in ast.iter_child_nodes(node):
-            yield from _names(child)
-
-
-def _computed(node: ast.AST, x: float) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return float(node.value)
-    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-        return x
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_computed(node.operand, x)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _computed(node.left, x), _computed(node.right, x)
-        return _TWO[_OPERATORS[type(node.op)]](left, right)
-    if isinstance(node, ast.Call) and not node.keywords and isinstance(node.func, ast.Attribute):
-        is_method = last_name(node.func.value) != "torch"
-        of = [_computed(each, x) for each in (*[node.func.value][:is_method], *node.args)]
-        name = node.func.attr
-        if name in _ONE and len(of) == 1:
-            return _ONE[name](of[0])
-        if name in _TWO and len(of) == 2:
-            return _TWO[name](*of)
-    raise _NotOfOneError
+    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
+        raise _NotOfOneError
+    return tree.body[0].value
 
 
 def _leaf(case: Case, value: int | None) -> int | None:
@@ -213,15 +157,18 @@ def _function(case: Case, value: int, leaf: int, depth: int) -> Function:
     name = plain(step.kind)
     if len(of) == 1 and (not step.counts or step.kind in _KEPT or name in _KEPT):
         return of[0]
-    if len(of) == 1 and not step.literals and name in _ONE:
-        return lambda x: _ONE[name](of[0](x))
+    if len(of) == 1 and not step.literals and name in FUNCTIONS:
+        return lambda x: FUNCTIONS[name](of[0](x))
     return _of_two(step, of)
 
 
 def _of_two(step: Step, of: list[Function]) -> Function:
-    compute = _TWO.get(plain(step.kind))
+    name = plain(step.kind)
+    sign = SIGNS.get("sub" if name == "rsub" else name)
+    compute = None if sign is None else OPERATORS.get(sign)
     numbers: list[Function] = [lambda x, n=n: n for n in step.literals]  # type: ignore[misc]
     both = [*numbers, *of] if step.number_first else [*of, *numbers]
+    both = both[::-1] if name == "rsub" else both
     if compute is None or len(both) != 2:
         raise _NotOfOneError
     return lambda x: compute(both[0](x), both[1](x))
@@ -234,9 +181,9 @@ def _range(case: Case, function: Function) -> tuple[float, float] | None:
     def is_inside(x: float) -> bool:
         try:
             found = function(x)
-        except (ArithmeticError, ValueError):
+        except NO_NUMBER:
             return False
-        return isinstance(found, float) and low < found < high
+        return low < found < high
 
     grid = [END * (2 * i + 1 - STEPS) / STEPS for i in range(STEPS)]  # not 0, which may be a pole
     inside = [is_inside(x) for x in grid]

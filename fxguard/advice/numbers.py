@@ -257,12 +257,6 @@ class Numbers:
         fits = needed is None or not FORMATS["float32"].overflows(needed)
         return self.dtype == "float16" and fits
 
-    def holds_result(self) -> bool:
-        """The dtype holds what float64 makes of the same operands: it overflowed on the way."""
-        same = None if self.evidence is None else self.evidence.same
-        known = same is not None and self.dtype in FORMATS
-        return known and same is not None and not FORMATS[self.dtype].overflows(same)
-
     def is_half(self) -> bool:
         """It computes in 16 bits."""
         return self.dtype in ("float16", "bfloat16")

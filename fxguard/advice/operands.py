@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fxguard.advice.causes import cause_of, is_lost, lost_eps
+from fxguard.advice.causes import cause_of, is_lost, lost_eps, overflowed_on_the_way
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import ATTENTION, LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
@@ -158,21 +158,14 @@ def _in_float64(evidence: Evidence) -> str:
     if evidence.number and lost_eps(evidence):  # it is shown as 0 if the eps was lost
         return ""
     if math.isfinite(same):
-        return f" is {same:.6g} in float64{_on_the_way(evidence, same)}"
+        text = f" is {same:.6g} in float64"
+        if overflowed_on_the_way(evidence):
+            text += f", which {evidence.operands[0].dtype} holds: it overflows on the way"
+        return text
     is_exponential = plain(evidence.kind) in ("exp", "exp2", "expm1", "cosh", "sinh")
     if is_exponential and all(math.isfinite(operand.low) for operand in evidence.operands):
         return " is inf in float64, too"
     return ""
-
-
-def _on_the_way(evidence: Evidence, same: float) -> str:
-    """That the result fits, where it is infinite and its dtype holds what float64 makes."""
-    dtypes = {operand.dtype for operand in evidence.operands if operand.dtype}
-    dtype = next(iter(dtypes), "")
-    if len(dtypes) != 1 or dtype not in FORMATS or FORMATS[dtype].overflows(same):
-        return ""
-    is_infinite = math.isinf(evidence.number or 0.0) and same
-    return f", which {dtype} holds: it overflows on the way" if is_infinite else ""
 
 
 def _tail(evidence: Evidence, *, of_heads: bool = False) -> str:

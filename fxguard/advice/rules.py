@@ -18,6 +18,7 @@ from fxguard.advice._text_rules import TEXT_RULES
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.alignments import words_of_short
 from fxguard.advice.case import Case
+from fxguard.advice.causes import overflowed_on_the_way
 from fxguard.advice.chosen_products import words_of_argument, words_of_product
 from fxguard.advice.converged import words_of_change
 from fxguard.advice.eigenvalues import words_of_eigenvalues
@@ -263,7 +264,7 @@ RULES = (
     Rule("overflow", zeros.NORMS, "advice",
          "divide by the largest magnitude first, m * {c.name}({c.x} / m) with m = "
          "{c.x}.abs().amax(): {c.dtype} holds the result, and not the squares",
-         lambda c: c.is_wide() and c.holds_result()),
+         lambda c: c.is_wide() and c.evidence is not None and overflowed_on_the_way(c.evidence)),
     Rule("overflow", _names("add mul"), "advice",
          "keep the factor that {gate} makes at most 1, by sigmoid in its place; or carry the "
          "largest exponent m along from turn to turn, and take exp of differences to it, as xLSTM "

@@ -16,7 +16,7 @@ from typing import Any
 from fxguard.records import Source
 from fxguard.source.assigned import statement_node
 from fxguard.source.lines import source_at
-from fxguard.source.named import called_name
+from fxguard.source.named import SIGNS, called_name
 from fxguard.source.suspects import Bad, Suspected
 
 __all__ = ["WARNED", "NumpyWarnings"]
@@ -35,12 +35,12 @@ _SIGNS: Mapping[type[ast.operator], tuple[str, Any]] = {
     ast.Mult: ("*", operator.mul),
 }
 _OPERATORS: Mapping[str, type[ast.operator]] = {
-    "divide": ast.Div,
-    "true_divide": ast.Div,
-    "power": ast.Pow,
-    "add": ast.Add,
-    "subtract": ast.Sub,
-    "multiply": ast.Mult,
+    "add": SIGNS["add"],
+    "divide": SIGNS["div"],
+    "multiply": SIGNS["mul"],
+    "power": SIGNS["pow"],
+    "subtract": SIGNS["sub"],
+    "true_divide": SIGNS["div"],
 }
 # They make NaN of infinities, too.
 _OF_INFINITIES = ("add", "matmul", "multiply", "reduce", "subtract")
@@ -98,13 +98,15 @@ class NumpyWarnings:
             return
         while frame is not None and frame.f_globals.get("__name__", "").startswith("numpy."):
             frame = frame.f_back
-        if frame is None or len(self._found) >= MOST:
+        if frame is None:
             return
         event, name = found.groups() if found is not None else ("", "")
         at = source_at((frame.f_code.co_filename, frame.f_lineno))
         known = {**frame.f_globals, **frame.f_locals}
         text = _in_words(message.rstrip("."), event, name, at, known)
         self._found[at.file, at.line, message] = _Warned(event, name, at, text)
+        if len(self._found) > MOST:
+            del self._found[next(iter(self._found))]  # the oldest
 
     def clear(self) -> None:
         """Forget all, when a script begins."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fxguard.records import Source
 from fxguard.source.assigned import function_around, holds, source_of
+from fxguard.source.scalar_functions import MODULES, NO_NUMBER, number_in
 from fxguard.source.syntax import tree_of_file
 
 __all__ = ["OwnLimit", "limit_in_backward"]
@@ -21,44 +22,7 @@ __all__ = ["OwnLimit", "limit_in_backward"]
 NEAR = 1e-3
 ROUNDINGS = 1e-3
 MOST_NAMES = 64  # in one expression
-MODULES = frozenset(["F", "math", "torch"])
-LIBRARIES = MODULES | {"torch.nn.functional", "torch.special"}
 SEEDS = (0.3, 0.8)
-
-_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
-    **{
-        name: getattr(math, name)
-        for name in (
-            *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp"),
-            *("expm1", "log", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
-        )
-    },
-    "abs": abs,
-    "neg": lambda x: -x,
-    "reciprocal": lambda x: 1 / x,
-    "relu": lambda x: max(x, 0.0),
-    "rsqrt": lambda x: 1 / math.sqrt(x),
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-    "silu": lambda x: x / (1 + math.exp(-x)),
-    "softplus": lambda x: math.log1p(math.exp(x)),
-    "square": lambda x: x * x,
-}
-_KEPT = frozenset(["clone", "contiguous", "detach", "float", "double"])
-_OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: lambda x, y: x + y,
-    ast.Div: lambda x, y: x / y,
-    ast.Mult: lambda x, y: x * y,
-    ast.Pow: lambda x, y: float(x**y),
-    ast.Sub: lambda x, y: x - y,
-}
-_COMPARES: Mapping[type[ast.cmpop], Callable[[float, float], bool]] = {
-    ast.Eq: lambda x, y: x == y,
-    ast.Gt: lambda x, y: x > y,
-    ast.GtE: lambda x, y: x >= y,
-    ast.Lt: lambda x, y: x < y,
-    ast.LtE: lambda x, y: x <= y,
-    ast.NotEq: lambda x, y: x != y,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +208,7 @@ def _limit(left: ast.expr, right: ast.expr, name: str, at: float) -> float | Non
                     for x in (at + sign * 2 * NEAR, at + sign * NEAR)
                 )
                 found.append(2 * near - far)
-    except (ArithmeticError, TypeError, ValueError, KeyError, IndexError):
+    except NO_NUMBER:
         return None
     is_one = max(found) - min(found) <= ROUNDINGS and all(map(math.isfinite, found))
     return found[0] if is_one else None
@@ -253,28 +217,7 @@ def _limit(left: ast.expr, right: ast.expr, name: str, at: float) -> float | Non
 def _number(node: ast.expr, name: str, at: float, seed: float) -> float:
     """An expression where one variable is a number, and others are any."""
 
-    def of(inner: ast.expr) -> float:
-        return _number(inner, name, at, seed)
+    def variable(text: str) -> float:
+        return at if text == name else seed + 0.0625 * (sum(map(ord, text)) % 7)
 
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return float(node.value)
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        text = ast.unparse(node)
-        other = math.pi if text == "math.pi" else seed + 0.0625 * (sum(map(ord, text)) % 7)
-        return at if text == name else other
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -of(node.operand)
-    if isinstance(node, ast.BinOp):
-        return _OPERATORS[type(node.op)](of(node.left), of(node.right))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return float(_COMPARES[type(node.ops[0])](of(node.left), of(node.comparators[0])))
-    if not isinstance(node, ast.Call):
-        raise TypeError(ast.unparse(node))
-    called, args = str(getattr(node.func, "attr", "") or _text(node.func)), list(node.args)
-    if isinstance(node.func, ast.Attribute) and _text(node.func.value) not in LIBRARIES:
-        args = [node.func.value, *args]
-    if called == "where" and len(args) == 3:
-        return of(args[1] if of(args[0]) else args[2])
-    if called == "pow" and len(args) == 2:
-        return float(of(args[0]) ** of(args[1]))
-    return of(args[0]) if called in _KEPT else _FUNCTIONS[called](of(args[0]))
+    return number_in(node, variable)

@@ -71,7 +71,14 @@ class BadPartError(Exception):
     """
 
     def __init__(
-        self, text: str, number: Any, at: Source, table: str = "", *, is_power: bool = False
+        self,
+        text: str,
+        number: Any,
+        at: Source,
+        table: str = "",
+        *,
+        is_power: bool = False,
+        end: float | None = None,
     ) -> None:
         super().__init__(text)
         self.text = text
@@ -79,7 +86,7 @@ class BadPartError(Exception):
         self.at = at
         self.table = table
         self.is_power = is_power
-        self.end: float | None = None
+        self.end = end
 
 
 class _UnknownError(Exception):
@@ -147,8 +154,7 @@ def _bad_part_in(run: _Run, body: Sequence[ast.stmt]) -> BadPartError | None:
                 if (found := _bad_part_in(run, branch)) is not None:
                     return found
             elif isinstance(each, ast.Assign) and isinstance(name, ast.Name):
-                run.variables[name.id] = run.value(each.value)
-                run.computed[name.id] = each.value
+                run.assign(name.id, each.value)
             elif isinstance(each, (ast.Assign, ast.Return)) and each.value is not None:
                 run.value(each.value)
         except BadPartError as found:
@@ -221,9 +227,13 @@ class _Run:
             if isinstance(each, ast.If):
                 self.block(each.body if self._number(each.test) else each.orelse)
             elif isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-                self.variables[each.targets[0].id] = self.value(each.value)
+                self.assign(each.targets[0].id, each.value)
             elif not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)):
                 raise _UnknownError
+
+    def assign(self, name: str, node: ast.expr) -> None:
+        """Give a variable the value of an expression."""
+        self.variables[name], self.computed[name] = self.value(node), node
 
     def value(self, node: ast.expr) -> Any:
         """What an expression gives.
@@ -237,9 +247,8 @@ class _Run:
             is_power = is_power or (isinstance(node, ast.Call) and called_name(node) == "power")
             table = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
             at = source_at((self.file, node.lineno))
-            error = BadPartError(self._text(node), found, at, table, is_power=is_power)
-            error.end = self._end(node) if is_power else None
-            raise error
+            end = self._end(node) if is_power else None
+            raise BadPartError(self._text(node), found, at, table, is_power=is_power, end=end)
         return found
 
     def _end(self, node: ast.expr) -> float | None:
