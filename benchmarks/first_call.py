@@ -13,9 +13,9 @@ seconds on one thread, of a forward without gradients or of what ``harness/first
 - ``in TorchDynamo`` and ``own part``: the same call taken apart, in another process in which a
   signal looks at the stack in each ms of CPU time. Its own are those moments in which the innermost
   function of fxguard or TorchDynamo is fxguard's, and all in which a mark is traced. Those in which
-  that function has called what the model computes, such as a graph or one operation between two
-  graphs, are the model's and count for neither. So do the checks of a graph, at what they take in
-  each later call.
+  that function has called what it was given, such as a graph or one operation between two graphs,
+  count for neither: there the model computes, with the checks in its graphs, which each later call
+  pays for, too. In TorchDynamo's ``eval_frame`` some of its own C code is among them.
 
 A model is measured where its package is installed.
 """
@@ -49,7 +49,7 @@ from harness.quiet import quieten
 
 PLAIN, COMPILE, FXGUARD, APART = "plain", "torch.compile", "fxguard", "apart"
 WAYS = (PLAIN, COMPILE, FXGUARD, APART)
-OWN, TORCHDYNAMO, MODEL = "own part", "in TorchDynamo", "the model"
+OWN, TORCHDYNAMO, NEITHER = "own part", "in TorchDynamo", "neither"
 RUNS_GRAPHS = ("/torch/_dynamo/eval_frame.py", "/torch/_dynamo/external_utils.py")
 CALL_AS_GIVEN = re.compile(r"\b(fn|func|function)\(\*args")
 
@@ -170,7 +170,7 @@ def prepare(model: nn.Module, way: str) -> Any:
 
 
 def place_of(frame: FrameType | None) -> tuple[str, str]:
-    """Who computes: fxguard, TorchDynamo, or the model itself; and in which function."""
+    """Who computes: fxguard, TorchDynamo, or neither, such as the model; and in which function."""
     place = function = ""
     while frame is not None:
         file = frame.f_code.co_filename.replace("\\", "/")
@@ -181,9 +181,9 @@ def place_of(frame: FrameType | None) -> tuple[str, str]:
             place, function = OWN if is_ours else TORCHDYNAMO, name_of(frame)
             runs = is_ours or file.endswith(RUNS_GRAPHS)
             if runs and CALL_AS_GIVEN.search(linecache.getline(file, frame.f_lineno or 0)):
-                place = MODEL
+                place = NEITHER
         frame = frame.f_back
-    return place or MODEL, function
+    return place or NEITHER, function
 
 
 def name_of(frame: FrameType) -> str:

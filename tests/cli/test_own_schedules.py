@@ -15,7 +15,7 @@ from support.programs import IMPORTS
 RunHere = Callable[[str], Any]
 
 PROGRAM = (
-    f"{IMPORTS}import numpy as np\nnet = nn.Linear(3, 1)\n"
+    f"{IMPORTS}net = nn.Linear(3, 1)\n"
     "opt = torch.optim.SGD(net.parameters(), 0.1)\nclass Poly:\n    def __init__(self, opt, end):\n"
     "        self.opt, self.n, self.end, self.part = opt, 0, end, np.float64(1) / end\n"
     "    def step(self):\n{}schedule = Poly(opt, 10)\nfor _ in range(13):\n    schedule.step()\n"

@@ -12,7 +12,7 @@ from support.programs import IMPORTS
 RunHere = Callable[[str], Any]
 
 PROGRAM = (
-    f"{IMPORTS}import numpy as np\nrows = np.random.default_rng(0)\n{{}}"
+    f"{IMPORTS}{{}}"
     "net = nn.Linear(4, 1)\nfor row in range(3):\n"
     "    x = torch.stack([torch.from_numpy(prepare(i)) for i in range(2)]).float()\n"
     "    net(x).mean().backward()\n"
@@ -23,35 +23,35 @@ TOLD = {
     "counts that wrap": (
         "a = np.array([[3, 255, 7, 0], [1, 2, 3, 4]], np.uint8)\n"
         "def prepare(i):\n    echo = a[i]\n    return np.log(echo + 1, dtype=np.float32)\n",
-        RAN.format("np.log(echo + 1, dtype=np.float32)", 10, "divide by zero encountered in log")
+        RAN.format("np.log(echo + 1, dtype=np.float32)", 8, "divide by zero encountered in log")
         + ": `echo` is uint8, in which 255 + 1 is 0; convert it first, echo.astype(np.float32)",
     ),
     "a product that wraps": (
         "class Rows:\n    a = None\nrows = Rows()\nrows.a = np.array([3, 128, 7, 9], np.uint8)\n"
         "def prepare(i):\n    return np.log(rows.a * 2)\n",
-        RAN.format("np.log(rows.a * 2)", 12, "divide by zero encountered in log")
+        RAN.format("np.log(rows.a * 2)", 10, "divide by zero encountered in log")
         + ": `rows.a` is uint8, in which 128 * 2 is 0; convert it first",
     ),
     "an infinity of which a NaN comes": (
         "def prepare(i):\n    x = np.log(np.arange(4.0))\n    x = x - x.min()\n    return x\n",
-        RAN.format("np.log(np.arange(4.0))", 8, "divide by zero encountered in log")
+        RAN.format("np.log(np.arange(4.0))", 6, "divide by zero encountered in log")
         + ": log(0) is -inf; of a count take log1p",
     ),
     "a channel that is constant": (
         "a = np.zeros((2, 4))\na[1] = [1, 2, 3, 4]\n"
         "def prepare(i):\n    x = a[i]\n    return (x - x.mean()) / x.std()\n",
-        RAN.format("(x - x.mean()) / x.std()", 11, "invalid value encountered in divide")
+        RAN.format("(x - x.mean()) / x.std()", 9, "invalid value encountered in divide")
         + ": 0 / 0 is NaN; choose the divisor d = x.std() by np.where(d == 0, 1, d)",
     ),
     "a root of what is negative": (
         "def prepare(i):\n    x = np.linspace(-1, 1, 4)\n    return np.sqrt(x)\n",
-        RAN.format("np.sqrt(x)", 9, "invalid value encountered in sqrt")
+        RAN.format("np.sqrt(x)", 7, "invalid value encountered in sqrt")
         + ": sqrt is NaN of a negative number",
     ),
     "half precision, and a NaN of its infinity": (
         "a = {'x': np.array([3e2, 4e2, 1.0, 2.0], np.float16)}\ndef prepare(i):\n"
         "    x = a['x'] * a['x']\n    return (x - x.mean()) / x.std()\n",
-        RAN.format("a['x'] * a['x']", 9, "overflow encountered in multiply")
+        RAN.format("a['x'] * a['x']", 7, "overflow encountered in multiply")
         + ": `a['x']` is float16, whose maximum is 65504; convert it first",
     ),
     "a mean of nothing": (

@@ -129,7 +129,7 @@ def test_five_lines_suffice_for_the_right_fix() -> None:
         f"  {origin.harm}",
         f"  fix: {OVERFLOW.fixes[0]}",
     ]
-    turn = "call 37 of `cell`; grew 2.0 times a call since call 0"
+    turn = "call 37 of `cell` in this forward; grew 2.0 times a call since call 0"
     looped = Report(0, (), (dataclasses.replace(OVERFLOW, turn=turn),)).verdict
     assert looped[3] == f"  fix: {OVERFLOW.fixes[0]}"
     assert f"  {turn}" in looped[4:]
