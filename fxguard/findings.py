@@ -134,9 +134,8 @@ class Origin:
     # where its mask was made, too; "" if unknown.
     comes_from: str = ""
     operands: str = ""  # the numbers at the first bad element: "at [5, 0]: 0.0 / 0.0"
-    turn: str = (
-        ""  # which call in a loop: "call 37 of `cell` in this forward; grew 2.0 times a call"
-    )
+    # Which call in a loop: "call 37 of `cell` in this forward; grew 2.0 times a call since call 0".
+    turn: str = ""
     # The effect of an inf that left nothing bad behind: "the model's output is finite and wrong:
     # …".
     harm: str = ""

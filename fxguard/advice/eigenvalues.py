@@ -18,6 +18,7 @@ from fxguard.graph.poles import plain
 __all__ = ["words_of_eigenvalues"]
 
 ROUNDINGS = 10  # bounds are that many eps of the largest
+LARGEST_ROUNDING = 1e-3  # of the largest: beyond that an eigenvalue is negative by itself
 
 _ASSIGNED = re.compile(r"=\s*(torch\.)?linalg\.(eigh|eigvalsh|svd|svdvals)\(")
 _DECOMPOSE = names_in("eigh eigvalsh linalg_eigh linalg_eigvalsh linalg_svd linalg_svdvals svd")
@@ -31,4 +32,8 @@ def words_of_eigenvalues(case: Case) -> Mapping[str, str]:
     lines = [source.code for _, source in case.assignments] if step is None else []
     if form is None or not (is_made or any(map(_ASSIGNED.search, lines))):
         return {}
+    found = None if case.around.culprit is None else case.around.range_of(case.around.culprit)
+    largest = 1.0 if found is None else found.abs_max  # an optimizer's step measures nothing
+    if case.operands and abs(case.operands[0].low) > LARGEST_ROUNDING * largest:
+        return {}  # an indefinite matrix
     return {"share": f"{ROUNDINGS * form.eps:.0e}"}

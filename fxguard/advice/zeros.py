@@ -292,7 +292,9 @@ def _is_square_of_sum(case: Case, value: int, are_weighted: bool) -> bool:
 
 def _is_from_average(case: Case, difference: Step) -> bool:
     """Whether an average is subtracted: else what is squared is an error, not a deviation."""
-    averages = (made_by(case.around, value) for value in difference.inputs[1:])
+    # Where one of the two is not known, the other may be what is subtracted.
+    subtracted = difference.inputs[1:] or difference.inputs
+    averages = (made_by(case.around, value) for value in subtracted)
     return any(x is not None and plain(x.kind) in _AVERAGES for x in averages)
 
 

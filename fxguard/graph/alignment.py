@@ -40,7 +40,7 @@ def no_alignment(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     needs = f"{_count(len(labels), 'label')} need{'s' if len(labels) == 1 else ''}"
     if repeats:
         needs = f"{_count(len(labels), 'label')} with {_count(repeats, 'repeat')} need"
-    others = f"{len(found) - 1} of the other {len(frames) - 1}"
+    others = f"{len(found) - 1} of the other {len(frames) - 1}" if len(frames) > 2 else "the other"
     more = f" (and so {'do' if len(found) > 2 else 'does'} {others})" if len(found) > 1 else ""
     return f"{name}{needs} {_count(len(labels) + repeats, 'frame')}, the input has {count}{more}"
 

@@ -139,6 +139,16 @@ TWINS = {
         "x = torch.tensor([4.0, 1.0, -1e-6], requires_grad=True)\n(x ** 0.5).sum().backward()\n",
         "eigenvalues",
     ),
+    "an indefinite matrix": (
+        "m = torch.diag(torch.tensor([5.0, 3.0, -2.0])).requires_grad_()\n"
+        "torch.linalg.eigvalsh(m).log().sum().backward()\n",
+        "roundings",
+    ),
+    "a variance of data that nobody saw": (
+        "x = torch.from_numpy(np.full((3, 8), 0.5, np.float32))\n"
+        "v = (x - x.mean(1, keepdim=True)).square().mean(1)\nprint((1 / v).sum())\n",
+        "error",
+    ),
     "a variance of nothing": (
         "x = torch.rand(3, 8)\nx[1] = 0.5\nv = (x - x.mean(1, keepdim=True)).square().mean(1)\n"
         "print((1 / v).sum())\n",

@@ -44,7 +44,7 @@ CTC = [
     ([[1, 0, 0], [2, 2, 2]], [4, 4], [1, 3],
      "sample 1: 3 labels with 2 repeats need 5 frames, the input has 4"),
     ([[1, 2, 3], [1, 1, 3]], [2, 3], [3, 3],
-     "sample 0: 3 labels need 3 frames, the input has 2 (and so does 1 of the other 1)"),
+     "sample 0: 3 labels need 3 frames, the input has 2 (and so does the other)"),
     ([[1, 2, 2, 3]], [4, 4], [2, 2], None),  # of one row, nothing repeats inside a sample
     ([[1, 1, 1]], [5], [3], ""),
     ([[1, 2, 3]], [3], [3], ""),
