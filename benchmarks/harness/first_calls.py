@@ -397,6 +397,10 @@ def cases() -> Iterator[tuple[str, Case]]:
     )
     yield "generate-llama", Case(partial(generation, partial(llama, 4)), "transformers")
     yield "generate-t5", Case(partial(generation, t5), "transformers")
+    yield (
+        "generate-t5-24",
+        Case(partial(generation, partial(t5, LAYERS // 2)), "transformers"),
+    )
     yield "t5-trainer", Case(t5_trainer, "accelerate")
     for kind in ("GCN", "GraphSAGE", "GAT", "GIN", "PNA"):
         yield f"pyg-{kind.lower()}", Case(partial(graph_network, kind), "torch_geometric")
