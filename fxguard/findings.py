@@ -137,7 +137,7 @@ class Origin:
     # Which call in a loop: "call 37 of `cell` in this forward; grew 2.0 times a call since call 0".
     turn: str = ""
     # The effect of an inf that left nothing bad behind: "the model's output is finite and wrong:
-    # …".
+    # …"; "div (net.py:25) is computed of it".
     harm: str = ""
     # For an underflow: which share of the elements that are not 0 in float64, on the same operands,
     # is 0; and the largest magnitude of those elements in float64.

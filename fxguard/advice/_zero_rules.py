@@ -13,6 +13,7 @@ from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
 from fxguard.advice.coarse import is_coarse_difference, words_of_steps
 from fxguard.advice.diagonals import is_of_diagonal, words_of_diagonal
+from fxguard.advice.exponents_of_zero import log_of_zero, words_of_log
 from fxguard.advice.frequencies import frequencies, words_of_frequencies
 from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import differences_behind, one_maximum, words_of_maximum
@@ -23,10 +24,13 @@ from fxguard.advice.other_groups import (
     words_of_other_groups,
 )
 from fxguard.advice.positive import made_at
+from fxguard.advice.propensities import sigmoid_in_divisor, words_of_sigmoid
 from fxguard.advice.pushed_apart import distances, words_of_distances
 from fxguard.advice.quotients_of_exps import is_quotient_of_exps
 from fxguard.advice.samplers import is_of_sampler
 from fxguard.advice.scaled_vectors import is_factor_of_vectors, words_of_vectors
+from fxguard.advice.scans import scan_behind, words_of_scan
+from fxguard.advice.shares import rest_of_shares, words_of_shares
 from fxguard.advice.vanished_powers import (
     far_beyond,
     vanished_power,
@@ -260,6 +264,24 @@ ZERO_RULES = (
          "put 1 on the diagonal of {c.bare} before {c.name}, as by + torch.eye({n}): each meets "
          "itself there; and mask these terms behind it (a mask alone is too late: 0 * inf is NaN)",
          is_of_diagonal, words=words_of_diagonal),
+    Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
+         "bound what {log} reads, {read}.clamp(min={eps}): it reads 0, makes -inf of it, and {exp} "
+         "makes 0 of that", lambda c: log_of_zero(c) is not None, words=words_of_log, alone=True),
+    Rule(_LOST + ", overflow", names_in("div"), "advice",
+         "do not divide by the product of all decays, {product}: run the recurrence step by step, "
+         "h = a * h + u, or sum exp(c_i - c_j) over j <= i, masked before exp, with c the cumsum "
+         "of log a; an eps makes other states", lambda c: scan_behind(c) is not None,
+         words=words_of_scan, alone=True),
+    Rule(_LOST + ", rounding", names_in("div reciprocal"), "advice",
+         "keep {p} away from 0 and 1 where {sigmoid} makes it, {p}.clamp(0.01, 0.99), as "
+         "propensities are trimmed: it has rounded to {end}; an eps in the divisor leaves huge "
+         "weights", lambda c: sigmoid_in_divisor(c) is not None, words=words_of_sigmoid,
+         alone=True),
+    Rule("domain", _LOG | _POWERS | _ROOTS, "advice",
+         "keep the sum of the sigmoids below 1, as by softmax of them and a rest, or by one for "
+         "their sum and one for how it is divided: each is below 1, and what they leave is "
+         "negative, {rest}", lambda c: rest_of_shares(c) is not None, words=words_of_shares,
+         alone=True),
     Rule(_LOST, names_in("div"), "advice",
          "take exp(a - b) in place of exp(a) / exp(b), with factors as logarithms inside: both "
          "became 0, and the quotient need not", is_quotient_of_exps),
@@ -276,9 +298,14 @@ ZERO_RULES = (
          "variance; or leave out a batch of one row, by drop_last=True",
          lambda c: bool(signs.count_less_one(c)), words=_counted),
     Rule("zero divisor", names_in("div"), "advice",
+         "keep {name} from becoming {end}, such as by a schedule that ends before it, or take the "
+         "limit of the formula there: {c.bare} is 0",
+         lambda c: bool(signs.words_of_end(c)), words=signs.words_of_end),
+    Rule("zero divisor", names_in("div"), "advice",
          "look at what makes {c.bare} 0, a number of the program; if it counts, divide by "
          "max({c.bare}, 1)",
-         lambda c: signs.divides_by_number(c) and not signs.count_less_one(c)),
+         lambda c: signs.divides_by_number(c) and not signs.count_less_one(c)
+         and not signs.words_of_end(c)),
     Rule(_LOST, _LOG, "advice",
          "bound what {distances} reads, too, as by {vectors}: of what it makes the {mean}, "
          "and this loss falls without end as the vectors move apart",
@@ -390,7 +417,12 @@ ZERO_RULES = (
          "all of them became 0", lambda c: zeros.share_of(c) == "mul"),
     Rule("zero divisor", names_in("div"), "advice",
          "take (c / {c.x}).clamp(max=1) in place of the smaller of {c.bare} and c, divided by "
-         "{c.x}: where {c.bare} is 0 it is 1", zeros.is_capped_ratio),
+         "{c.x}: where {c.bare} is 0 it is 1",
+         lambda c: zeros.is_capped_ratio(c) and not zeros.is_weight_by_snr(c)),
+    Rule("zero divisor", names_in("div"), "advice",
+         "divide by ({c.x} + 1), as the weight of a v-prediction is: that is finite where {c.bare} "
+         "is 0, at the last step of such a schedule, where a prediction of the noise learns "
+         "nothing", zeros.is_weight_by_snr),
     Rule("zero divisor", names_in("div"), "advice",
          "take atan2(a, b) in place of atan(a / b), likewise elsewhere on the line: they are equal "
          "for b above 0, and at 0 / 0 it is 0, and its gradient, too",

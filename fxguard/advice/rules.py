@@ -21,6 +21,7 @@ from fxguard.advice.case import Case
 from fxguard.advice.causes import overflowed_on_the_way
 from fxguard.advice.chosen_products import words_of_argument, words_of_product
 from fxguard.advice.converged import words_of_change
+from fxguard.advice.covariances import is_covariance
 from fxguard.advice.eigenvalues import words_of_eigenvalues
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
 from fxguard.advice.filtered_rows import filter_of, words_of_filter, words_of_masked
@@ -47,7 +48,7 @@ from fxguard.graph.poles import (
     SUMS,
     plain,
 )
-from fxguard.graph.tables import CASTS
+from fxguard.graph.tables import CASTS, SELECTS
 from fxguard.source.assigned import statement_at
 from fxguard.source.named import smooths
 from fxguard.source.same_operand import same_operand_at
@@ -164,6 +165,14 @@ def _zero_rows(case: Case) -> Mapping[str, str]:
     told = "" if case.evidence is None else case.evidence.degeneracy
     found = re.search(r", as (rows .*) of the matrix are 0$", told)
     return {} if found is None else {"rows": found[1]}
+
+
+def _last_batch(case: Case) -> Mapping[str, str]:
+    """Of rows that were not chosen by an index it may be a last batch that has only one."""
+    culprit = case.around.culprit
+    maker = None if culprit is None else case.around.maker_of(culprit)
+    is_chosen = maker is not None and plain(maker.kind) in SELECTS
+    return {"last": "" if is_chosen else "; drop_last=True leaves out such a last batch"}
 
 
 def _is_far_outside(case: Case) -> bool:
@@ -483,7 +492,12 @@ RULES = (
     Rule("singular gradient, rounding", _names("eigh"), "advice",
          "put distinct numbers, far from the other eigenvalues, on the diagonal where a matrix is "
          "padded with 0, here in {rows}: one eps for all keeps them equal",
-         lambda c: bool(_zero_rows(c)), words=_zero_rows),
+         lambda c: bool(_zero_rows(c)) and not is_covariance(c), words=_zero_rows),
+    Rule("singular gradient, rounding", _names("eigh"), "advice",
+         "leave out, before {c.name}, the matrices of points that are equal, or the points that "
+         "repeat others, as those that fill up a set do: {rows} of their covariance are 0, and its "
+         "vectors mean nothing",
+         lambda c: bool(_zero_rows(c)) and is_covariance(c), words=_zero_rows),
     *(Rule("singular gradient, rounding", _names(name), "advice", text, Case.is_degenerate)
       for name, text in _INVARIANT.items()),
     Rule("singular gradient, rounding", frozenset(_INVARIANT), "advice", _DISTINCT,
@@ -573,8 +587,8 @@ RULES = (
          lambda c: filter_of(c) is None and c.name != "sub"),
     # Empty operands.
     Rule("empty", SPREADS, "advice",
-         "take {c.name} of more than one element (if {c.x}.{c.size} > 1); drop_last=True leaves "
-         "out such a last batch; {c.name}(..., correction=0) makes 0",
+         "take {c.name} of more than one element (if {c.x}.{c.size} > 1){last}; "
+         "{c.name}(..., correction=0) makes 0", words=_last_batch,
          rewrites=("{c.name}(...) -> {c.name}(..., correction=0)",)),
     Rule("empty", LOSSES_OF_TARGETS, "advice",
          'skip the batch, or take reduction="sum" and divide by max(valid targets, 1)',

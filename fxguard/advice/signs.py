@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from fxguard.advice import becomes
 from fxguard.advice._expressions import is_difference_of_squares
@@ -55,6 +56,7 @@ __all__ = [
     "only_norm_follows",
     "table_of",
     "weighs_by_counts",
+    "words_of_end",
 ]
 
 # These put together what is counted; the operand that is counted is their last one.
@@ -70,6 +72,7 @@ _NO_COUNTS = frozenset(
 
 _ENTRIES = ("getitem", "index_select", "gather")
 _ENTRY = re.compile(r"([\w.]+)\[[^\]]+\]")  # ``self.signal[t]``
+_FROM_END = re.compile(r"(\d+\.\d*) - ([a-z_][\w.]*)")
 _LESS_ONE = re.compile(r"(.+) - 1")  # of a count
 
 MOST_STEPS = 8  # from an operand back to the data
@@ -153,6 +156,12 @@ def divides_by_number(case: Case) -> bool:
     """Its divisor is a number of the program, which is 0."""
     is_number = len(case.operands) == 2 and not case.operands[1].dtype and case.operands[1].low == 0
     return case.name == "div" and is_number and not case.around.step.number_first
+
+
+def words_of_end(case: Case) -> Mapping[str, str]:
+    """``{"name": "power", "end": "2.0"}`` where that number is ``2.0 - power``; {} elsewhere."""
+    found = _FROM_END.fullmatch(case.bare) if divides_by_number(case) else None
+    return {} if found is None else {"end": found[1], "name": found[2]}
 
 
 def count_less_one(case: Case) -> str:

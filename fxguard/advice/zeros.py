@@ -38,6 +38,7 @@ __all__ = [
     "is_spread_of_data",
     "is_weighed",
     "is_weight_by_norm",
+    "is_weight_by_snr",
     "repeated_products",
     "share_of",
     "spread_of_data",
@@ -400,6 +401,11 @@ def is_capped_ratio(case: Case) -> bool:
         name == "clamp" and bool(step.literals)
     )
     return is_smaller and _root(case, whole) in [_root(case, each) for each in step.inputs]
+
+
+def is_weight_by_snr(case: Case) -> bool:
+    """It is such a ratio, of the ratio of a signal to noise: Min-SNR (Hang et al., 2023)."""
+    return is_capped_ratio(case) and "snr" in case.bare.lower()
 
 
 def is_of_whole_numbers(case: Case) -> bool:

@@ -177,6 +177,8 @@ def absorbed_line(group: Sequence[Origin]) -> str:
 
 def _absorbed(origin: Origin) -> str:
     start = f"note: {origin.message}{cause_text(origin)}"
+    if origin.harm:
+        return f"{start}; {origin.harm}"
     if origin.not_judged:
         return f"{start}; it reached no output; not judged: {origin.not_judged}"
     if origin.cause == "unknown":

@@ -21,6 +21,7 @@ from fxguard.rerun.walk import Walk, Watcher
 __all__ = ["Bad", "HiddenAfter", "hidden_after"]
 
 # They leave out or replace some elements, whose gradient is 0 then.
+LOGS = frozenset(["log", "log10", "log1p", "log2"])
 HIDES = frozenset(
     [
         *("getitem", "masked_fill", "masked_fill_", "masked_select", "nan_to_num", "nan_to_num_"),
@@ -53,6 +54,8 @@ class HiddenAfter:
     hides_call: Call
     hidden: Node  # what that operation read
     fits: bool  # whether a mask of the hidden result fits the operand of the reader, too
+    # What made the other side bad from which the hiding operation chooses.
+    other: tuple[Node, Call] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +124,25 @@ def hidden_after(kept: KeptRun, place: Place) -> HiddenAfter | None:
         hides_call=values.calls[hides],
         hidden=hidden,
         fits=_fits(values, operand, hidden),
+        other=_other_side(values, reader, hidden, hides),
     )
+
+
+def _other_side(
+    values: _BadValues, reader: Node, hidden: Node, hides: Node
+) -> tuple[Node, Call] | None:
+    sides = [each for each in hides.all_input_nodes if each is not hidden and each in values.calls]
+    found = [_first(values, side) for side in sides if side in values.bad]
+    for node, position in found:
+        if position is None and node is not reader and _has_bad_derivative(values, node):
+            return node, values.calls[node]
+    return None
+
+
+def _has_bad_derivative(values: _BadValues, node: Node) -> bool:
+    """Whether it does not exist where the result is bad: a logarithm's is finite below 0."""
+    is_log = plain(values.calls[node].kind) in LOGS
+    return not (is_log and values.bad[node].has_nan)
 
 
 def _first(values: _BadValues, node: Node) -> tuple[Node, int | None]:

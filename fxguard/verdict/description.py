@@ -45,6 +45,7 @@ from fxguard.source.named import gradient_in, operand_texts
 from fxguard.source.numpy_warnings import WARNED
 from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
+from fxguard.verdict.computed_of import computed_of
 from fxguard.verdict.explain import Spread, climb_to, growth_of, with_counts
 from fxguard.verdict.grown import (
     fixes_of_factors,
@@ -97,7 +98,7 @@ class Description:
         return Origin(frame, blame.severity.problem, what, label)
 
     def noted(self, blame: Blame) -> Origin:
-        """An origin whose bad values reach no output."""
+        """An origin whose bad values reach no output as such."""
         opinion = self.opinion.absorbed[blame]
         cause, evidence = self.opinion.cause(blame), self.opinion.evidence(blame)
         return replace(
@@ -105,8 +106,15 @@ class Description:
             cause=cause,
             cause_in_words=or_else("", self.words, blame, cause),
             not_judged=opinion.not_judged,
+            harm=self.part_in_harm(blame, cause),
             first_bad=None if evidence is None else evidence.number,
         )
+
+    def part_in_harm(self, blame: Blame, cause: str) -> str:
+        """What was computed of an infinity that float64 has too; a second run tells of others."""
+        if cause in FAILURES:
+            return ""
+        return computed_of(self.flow, blame.value, self.judgment.verdict.origins)
 
     def explained(self, blame: Blame) -> Origin:
         """An origin with the details of its tensor, what led to it and its consequences."""

@@ -147,20 +147,27 @@ class _Chain:
         return False
 
     def _turn_behind(self, value: int) -> int | None:
-        """What the turn before made of it, of which the loop computed a value."""
+        """What the turn before made of it, of which the loop computed a value.
+
+        A recursion may read what several turns made: it is that of the last of them.
+        """
         todo = [self.places[value]] if value in self.places else []
         seen, last = set(todo), max(todo, default=0)
+        latest: int | None = None
         while todo:
             step = self.steps[place := max(todo)]
             todo.remove(place)
             for each in step.inputs:
-                if each in self.made:
-                    return each if self._is_of_one_run(self.places[each], last) else None
                 behind = self.places.get(each)
-                if behind is not None and behind not in seen and self._is_in_turn(behind):
+                if each in self.made:
+                    known = [x for x in (latest, each) if x is not None]
+                    latest = max(known, key=self.places.__getitem__)
+                elif behind is not None and behind not in seen and self._is_in_turn(behind):
                     todo.append(behind)
                     seen.add(behind)
-        return None
+        if latest is None or not self._is_of_one_run(self.places[latest], last):
+            return None
+        return latest
 
     def _is_in_turn(self, place: int) -> bool:
         return not self._is_at(self.steps[place], self.found.outside)

@@ -64,11 +64,21 @@ def fix_of_hidden(found: HiddenAfter) -> Fix | None:
         example = f", {example}" if example else ""
         give = f"give {reader} a harmless number in place of {bad}{example}"
         give += _comes_from(operand, at)
+    give += _other_side(found)
     return Fix(
         "advice",
         f"put the {what} before the arithmetic: {give}; {hider} hides only the result: the "
         f"backward is 0 * {bad}",
     )
+
+
+def _other_side(found: HiddenAfter) -> str:
+    """``, and sqrt (a.py:4) of the other side likewise``; "" if that side is good."""
+    node, call = found.other or (None, None)
+    at = None if node is None else _source(node)
+    if call is None or at is None:
+        return ""
+    return f", and {plain(call.kind)} ({at.place}) of the other side likewise"
 
 
 def _source(node: Node) -> Source | None:

@@ -237,7 +237,13 @@ def _harm_of(differences: Sequence[Difference]) -> str:
     if worst.given is None or worst.wanted is None:
         return "what left the model is wrong: another number was meant"
     place = "" if not worst.index else f" at {list(worst.index)}"
-    wrong = f"what left the model is finite and wrong: {worst.given:.4g}{place}"
+    digits = _digits_that_differ(worst.given, worst.wanted)
+    wrong = f"what left the model is finite and wrong: {worst.given:.{digits}g}{place}"
     if math.isfinite(worst.wanted):
-        return f"{wrong}, in float64 {worst.wanted:.4g}"
+        return f"{wrong}, in float64 {worst.wanted:.{digits}g}"
     return f"{wrong}, where without that bound it is not finite"
+
+
+def _digits_that_differ(one: float, other: float) -> int:
+    """So many that two numbers are not printed alike."""
+    return next((n for n in range(4, 17) if f"{one:.{n}g}" != f"{other:.{n}g}"), 17)

@@ -572,6 +572,14 @@ OF_PROGRAMS = (
     "mask with torch.finfo({c.torch_dtype}).min in place of -inf in {filled}",
     "give what was counted 0 times",
     "keep all that {c.name} is computed from",
+    # See tests/cli/test_fixes_of_exponents.py and test_fixes_of_fields.py.
+    "bound what {log} reads",
+    "do not divide by the product of all decays",
+    "keep {p} away from 0 and 1",
+    "keep the sum of the sigmoids below 1",
+    "keep {name} from becoming {end}",
+    "divide by ({c.x} + 1)",
+    "leave out, before {c.name}, the matrices",
 )
 
 
