@@ -24,12 +24,14 @@ from fxguard.advice.converged import words_of_change
 from fxguard.advice.covariances import is_covariance
 from fxguard.advice.eigenvalues import words_of_eigenvalues
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
+from fxguard.advice.fill_values import words_of_fill
 from fxguard.advice.filtered_rows import filter_of, words_of_filter, words_of_masked
 from fxguard.advice.gated_states import words_of_gate
 from fxguard.advice.impossible_rows import has_impossible_row, words_of_emptied, words_of_row
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.learned_ranges import words_of_learned
+from fxguard.advice.masked_products import words_of_mask
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.outside_ball import words_of_ball
 from fxguard.advice.positive import cut_at_zero
@@ -202,6 +204,14 @@ def _is_free(case: Case) -> bool:
 
 RULES = (
     *TEXT_RULES,
+    Rule("unknown, domain", _names("mul"), "advice",
+         "choose before {maker}, by where({mask}, ..., 0) of what it reads, in place of a product "
+         "with {mask}: it made inf, and inf * 0 is NaN, also in its backward",
+         lambda c: bool(words_of_mask(c)), words=words_of_mask, alone=True),
+    Rule("overflow", None, "advice",
+         "leave out, before the arithmetic, what {fill} fills with {number}: it stands for what is "
+         "missing, and {c.name} has computed with it",
+         lambda c: bool(words_of_fill(c)), words=words_of_fill, alone=True),
     Rule("domain", _names("acosh log pow rsqrt sqrt"), "advice",
          "keep points inside the unit ball: 1 - {norm} is negative in {less}, as |x| is above 1; "
          "after each step scale back what left it, x.mul_((1 - 1e-5) / "

@@ -18,7 +18,7 @@ from fxguard.records import Range, Role, Severity, Source
 __all__ = ["CREATES", "ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
 
 MOST_STEPS = 64  # in one walk
-MOST_VALUES = 1024  # in one walk to what is learned
+MOST_VALUES = 1 << 14  # in one walk to what is learned
 MOST_ALIKE = 4  # other turns of a loop that are looked at
 
 # The root of a number that a dtype cannot hold may be a number that it can hold.
@@ -292,8 +292,10 @@ class Surroundings:
                 return True
             if step is not None and step.kind == "requires_grad_":  # of torch.func as well
                 return True
-            todo += [read for read in (() if step is None else step.inputs) if read not in seen]
-            seen.update(todo)
+            is_made = step is not None and not step.kind.endswith("_like")  # of a shape alone
+            new = [read for read in (step.inputs if is_made and step else ()) if read not in seen]
+            todo += new
+            seen.update(new)
         return bool(todo)
 
     def is_masked(self, value: int) -> bool:

@@ -57,6 +57,8 @@ _SPREADS = ("std", "var")
 _EXPONENTIALS = ("exp", "exp2")
 _INVERSES = ("acos", "asin", "arccos", "arcsin", "atanh", "arctanh", "erfinv", "logit")
 _REDUCTIONS = ("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_")
+_FILLED = "filled with -inf"
+_FILLS = ("full", "full_like", "new_full", "masked_fill", "masked_fill_", "fill_")
 _KNOWN = (*_LOGS, *_ROOTS, *_SPREADS, *_EXPONENTIALS, *_INVERSES, *_REDUCTIONS, "div")
 
 
@@ -120,6 +122,11 @@ def _reasons(found: dict[str, _Suspect], bad: Bad) -> Iterator[tuple[tuple[str, 
             "exp is inf for large numbers, and inf / inf is NaN; subtract the maximum first, or "
             "work with logarithms",
         )
+    if _FILLED in found and not bad.has_nan and bad.has_minus and not bad.has_plus:
+        why = (
+            "what it fills stays -inf: fill it with 0, or choose by the mask before the arithmetic"
+        )
+        yield (_FILLED,), why
     reductions = tuple(name for name in _REDUCTIONS if name in found)
     if reductions and not bad.has_nan and bad.has_minus != bad.has_plus:
         why = "rows into which it puts nothing keep what they began with: put 0 there, masked_fill"
@@ -165,16 +172,24 @@ def _has_eps(divisor: ast.expr) -> bool:
     return any(isinstance(each, ast.Constant) for each in (divisor.left, divisor.right))
 
 
+def _is_minus_infinity(node: ast.expr) -> bool:
+    """Whether it is ``float("-inf")``, ``-math.inf`` or the like."""
+    text = ast.unparse(node).lower().replace("'", "")
+    return text in ("float(-inf)", "-float(inf)", "-inf", "-math.inf", "-np.inf", "-torch.inf")
+
+
 def _of(node: ast.AST) -> Iterator[_Suspect]:
     if not isinstance(node, (ast.AugAssign, ast.BinOp, ast.Call)):
         return
     if isinstance(node, ast.Call):
         name = called_name(node)
+        if name in _FILLS and node.args and _is_minus_infinity(node.args[-1]):
+            name = _FILLED
     else:
         divisor = node.value if isinstance(node, ast.AugAssign) else node.right
         divides = isinstance(node.op, ast.Div) and not isinstance(divisor, ast.Constant)
         name = "div" if divides and not _has_eps(divisor) else ""
-    if name in _KNOWN:
+    if name in _KNOWN or name == _FILLED:
         text = ast.unparse(node)
         text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
         yield _Suspect(name, text, node.lineno)

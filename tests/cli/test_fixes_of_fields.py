@@ -44,6 +44,28 @@ SIDES = (
     "k = torch.tensor([-0.2, 0.3], requires_grad=True)\n{}\n"
     "d = torch.where(k > 0, one, other)\nd.sum().backward()\n"
 )
+GRID = (
+    "x = torch.randn(20, 6)\n{}\ncov = x.T @ x / 19\nw = torch.ones(6, requires_grad=True)\n"
+    "(cov @ w).square().sum().backward()\n"
+)
+ROLLOUT = (
+    "def rollout(n):\n    logp = {}\n    logp[:, :n] = -1.0\n    return torch.ones(4, 3), logp\n"
+    "ids, old = rollout(2)\n"
+    "policy = nn.Linear(3, 3)\nratio = torch.exp(policy(ids).log_softmax(-1) - old)\n"
+    "(ratio * (old > -5)).mean().backward()\n"
+)
+CHOSEN = (
+    "class Policy(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.w = nn.Parameter(torch.zeros(3))\n    def forward(self, old):\n"
+    "        return (torch.exp(self.w - old) * {}).mean()\n"
+    "old = torch.zeros(4, 3)\nold[:, 2] = -math.inf\nPolicy()(old).backward()\n"
+)
+ADAM = (
+    "p = torch.zeros(4).{}().requires_grad_()\nv = torch.zeros_like(p)\nfor t in range(3):\n"
+    "    (p * torch.tensor([0, 1, 2, 3])).sum().backward()\n    with torch.no_grad():\n"
+    "        g = p.grad\n        v.mul_(0.9).add_(g * g, alpha=0.1)\n"
+    "        p.sub_(0.1 * g / (v.sqrt() + 1e-8))\n    p.grad = None\n"
+)
 
 FIRST = {
     "a scan by cumprod": (
@@ -90,6 +112,30 @@ FIRST = {
         SIDES.format("one = torch.sqrt(k).sinh()\nother = torch.sqrt(-k).sin()"),
         "and sqrt (script.py:7) of the other side likewise",
     ),
+    "a fill value": (
+        GRID.format("x[2:5, 1] = 1e20"),
+        "leave out, before the arithmetic, what setitem (script.py:6) fills with 1e+20",
+    ),
+    "a fill value by a mask": (
+        GRID.format("x = x.masked_fill(x > 1, 9.96921e36)"),
+        "leave out, before the arithmetic, what masked_fill (script.py:6) fills with 9.96921e+36",
+    ),
+    "log-probabilities behind the end": (
+        ROLLOUT.format('torch.full((4, 3), float("-inf"))'),
+        "look at torch.full((4, 3), float('-inf')) (script.py:6): what it fills stays -inf",
+    ),
+    "the same by masked_fill": (
+        ROLLOUT.format("torch.zeros(4, 3).masked_fill(torch.ones(4, 3) > 0, -math.inf)"),
+        "(script.py:6): what it fills stays -inf",
+    ),
+    "a product with a mask": (
+        CHOSEN.format("(old > -5)"),
+        "choose before exp (script.py:10), by where(old > -5, ..., 0) of what it reads",
+    ),
+    "an own optimizer in float16": (
+        ADAM.format("half"),
+        "keep all that div is computed from in float32, also what is kept from step to step",
+    ),
     "a group of one": (
         "x, g = torch.randn(5), torch.tensor([0, 0, 1, 2, 2])\n"
         "s = torch.stack([x[g == i].std() for i in range(3)])\nassert s.isfinite().all()\n",
@@ -130,6 +176,20 @@ TWINS = {
     "one side of a where": (
         SIDES.format("one = torch.sqrt(k)\nother = k * 2"),
         "of the other side likewise",
+    ),
+    "a mask that is subtracted": (
+        GRID.format("x = x.masked_fill(x > 1, -1e30) * 1e10"),
+        "leave out, before the arithmetic",
+    ),
+    "large numbers": (GRID.format("x = x * 1e20"), "leave out, before the arithmetic"),
+    "a root of what is learned": (
+        "w = torch.zeros(3, dtype=torch.float16, requires_grad=True)\n"
+        "(torch.ones_like(w) / (w.square().sqrt() + 1e-8)).sum().backward()\n",
+        "kept from step to step",
+    ),
+    "logarithms in a function": (
+        ROLLOUT.format("torch.zeros(4, 3).log()"),
+        "what it fills stays -inf",
     ),
     "a side whose derivative exists": (
         SIDES.format("one = torch.sqrt(k)\nother = torch.log(-k)"),

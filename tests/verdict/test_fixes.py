@@ -580,6 +580,8 @@ OF_PROGRAMS = (
     "keep {name} from becoming {end}",
     "divide by ({c.x} + 1)",
     "leave out, before {c.name}, the matrices",
+    "leave out, before the arithmetic",
+    "choose before {maker}",
 )
 
 
