@@ -101,8 +101,11 @@ def _expression(evidence: Evidence) -> str:
     if name in LOSSES_OF_TARGETS and cause_of(evidence) == "empty":
         return f"{name} without a valid target"
     law = LAWS.get(name)
-    if law is None and not any(operand.count != 1 for operand in tensors) and name not in SPREADS:
-        law = Law(f"{name}({', '.join('{}' for _ in operands)})")
+    is_short = law is not None and len(operands) < law.arity  # as of a mask, which is no number
+    is_of_rows = any(operand.count != 1 for operand in tensors) or name in SPREADS
+    if (law is None or is_short) and not is_of_rows:
+        rest = ", …" if is_short else ""
+        law = Law(f"{name}({', '.join('{}' for _ in operands)}{rest})")
     if law is not None and len(operands) >= law.arity:
         return _formula(law, evidence)
     rows = [operand for operand in tensors if operand.count != 1]

@@ -32,6 +32,7 @@ from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.learned_ranges import words_of_learned
 from fxguard.advice.masked_products import words_of_mask
+from fxguard.advice.masked_sums import words_of_masked_sum
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.outside_ball import words_of_ball
 from fxguard.advice.positive import cut_at_zero
@@ -208,6 +209,10 @@ RULES = (
          "choose before {maker}, by where({mask}, ..., 0) of what it reads, in place of a product "
          "with {mask}: it made inf, and inf * 0 is NaN, also in its backward",
          lambda c: bool(words_of_mask(c)), words=words_of_mask, alone=True),
+    Rule("overflow", _names("exp"), "advice",
+         "mask with masked_fill({mask} == 0, -inf) what {c.name} reads, in float32, and take "
+         "logsumexp in place of the log of the sum: a product with {mask} comes after inf",
+         lambda c: bool(words_of_masked_sum(c)), words=words_of_masked_sum),
     Rule("overflow", None, "advice",
          "leave out, before the arithmetic, what {fill} fills with {number}: it stands for what is "
          "missing, and {c.name} has computed with it",

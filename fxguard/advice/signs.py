@@ -72,7 +72,7 @@ _NO_COUNTS = frozenset(
 
 _ENTRIES = ("getitem", "index_select", "gather")
 _ENTRY = re.compile(r"([\w.]+)\[[^\]]+\]")  # ``self.signal[t]``
-_FROM_END = re.compile(r"(\d+\.\d*) - ([a-z_][\w.]*)")
+_FROM_END = re.compile(r"(\d+(?:\.\d*)?) - ([a-z_][\w.]*)")
 _LESS_ONE = re.compile(r"(.+) - 1")  # of a count
 
 MOST_STEPS = 8  # from an operand back to the data

@@ -60,6 +60,11 @@ CHOSEN = (
     "        return (torch.exp(self.w - old) * {}).mean()\n"
     "old = torch.zeros(4, 3)\nold[:, 2] = -math.inf\nPolicy()(old).backward()\n"
 )
+PAIRS = (
+    "z = torch.nn.functional.normalize(torch.randn(4, 8), dim=1).requires_grad_()\n"
+    "s = (z @ z.T * 12){}\n{}\ne = torch.exp(s)\nd = {}.sum(1)\n"
+    "(d.log() - s[0]).mean().backward()\n"
+)
 ADAM = (
     "p = torch.zeros(4).{}().requires_grad_()\nv = torch.zeros_like(p)\nfor t in range(3):\n"
     "    (p * torch.tensor([0, 1, 2, 3])).sum().backward()\n    with torch.no_grad():\n"
@@ -102,6 +107,11 @@ FIRST = {
         POWERS.format("(1.1, 1.5, 2.0)", e="2.0"),
         "keep power from becoming 2.0, such as by a schedule that ends before it",
     ),
+    "an end that is a whole number": (
+        "mu = torch.rand(5, requires_grad=True)\nfor power in (1.5, 1.25, 1.0):\n"
+        "    (mu.pow(1 - power) / (1 - power)).sum().backward()\n",
+        "keep power from becoming 1, such as by a schedule that ends before it",
+    ),
     "points that are equal": (
         POINTS.format(
             "x[1] = x[1, :1]", "(x - x.mean(1, keepdim=True)).mT @ (x - x.mean(1, keepdim=True))"
@@ -131,6 +141,14 @@ FIRST = {
     "a product with a mask": (
         CHOSEN.format("(old > -5)"),
         "choose before exp (script.py:10), by where(old > -5, ..., 0) of what it reads",
+    ),
+    "a contrastive loss in float16": (
+        PAIRS.format(".half()", "off = 1 - torch.eye(4, dtype=s.dtype)", "(e * off).float()"),
+        "mask with masked_fill(off == 0, -inf) what exp reads, in float32, and take logsumexp",
+    ),
+    "the same in float32 with a mask of bools": (
+        PAIRS.format(" * 9", "off = ~torch.eye(4, dtype=torch.bool)", "(e * off)"),
+        "what exp reads, in float32, and take logsumexp",
     ),
     "an own optimizer in float16": (
         ADAM.format("half"),
@@ -176,6 +194,14 @@ TWINS = {
     "one side of a where": (
         SIDES.format("one = torch.sqrt(k)\nother = k * 2"),
         "of the other side likewise",
+    ),
+    "weights in a sum of exponentials": (
+        PAIRS.format(".half()", "off = torch.rand(4, 4)", "(e * off).float()"),
+        "mask with masked_fill",
+    ),
+    "a masked sum without a logarithm": (
+        PAIRS.replace(".log()", "").format(".half()", "off = 1 - torch.eye(4)", "(e * off)"),
+        "mask with masked_fill",
     ),
     "a mask that is subtracted": (
         GRID.format("x = x.masked_fill(x > 1, -1e30) * 1e10"),
@@ -227,3 +253,10 @@ def test_a_recursion_of_order_two_counts_each_turn(run_here: RunHere) -> None:
     assert found is not None
     first, last, turns = map(float, found.groups())
     assert turns == pytest.approx(math.log2(last / first), abs=1)  # it doubles at each
+
+
+def test_a_product_with_a_mask_shows_its_numbers(run_here: RunHere) -> None:
+    """The mask is in no graph, and one number is no row."""
+    assert (
+        "at [0, 2]: mul(inf, …) (in sample 0" in run_here(IMPORTS + CHOSEN.format("(old > -5)")).err
+    )

@@ -582,6 +582,7 @@ OF_PROGRAMS = (
     "leave out, before {c.name}, the matrices",
     "leave out, before the arithmetic",
     "choose before {maker}",
+    "mask with masked_fill({mask} == 0",
 )
 
 
