@@ -509,9 +509,9 @@ RULES = (
          "padded with 0, here in {rows}: one eps for all keeps them equal",
          lambda c: bool(_zero_rows(c)) and not is_covariance(c), words=_zero_rows),
     Rule("singular gradient, rounding", _names("eigh"), "advice",
-         "leave out, before {c.name}, the matrices of points that are equal, or the points that "
-         "repeat others, as those that fill up a set do: {rows} of their covariance are 0, and its "
-         "vectors mean nothing",
+         "leave out, before {c.name}, what does not vary: points that repeat others, as those that "
+         "fill up a set do, or features that are constant: {rows} of the covariance are 0, and its "
+         "vectors mean nothing there",
          lambda c: bool(_zero_rows(c)) and is_covariance(c), words=_zero_rows),
     *(Rule("singular gradient, rounding", _names(name), "advice", text, Case.is_degenerate)
       for name, text in _INVARIANT.items()),

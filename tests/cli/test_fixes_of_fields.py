@@ -116,7 +116,7 @@ FIRST = {
         POINTS.format(
             "x[1] = x[1, :1]", "(x - x.mean(1, keepdim=True)).mT @ (x - x.mean(1, keepdim=True))"
         ),
-        "leave out, before eigh, the matrices of points that are equal",
+        "leave out, before eigh, what does not vary: points that repeat others",
     ),
     "both sides of a where": (
         SIDES.format("one = torch.sqrt(k).sinh()\nother = torch.sqrt(-k).sin()"),
@@ -189,7 +189,7 @@ TWINS = {
     ),
     "matrices that are padded": (
         POINTS.format("x = torch.zeros(2, 3, 3)\nx[:, 0, 0] = 1", "x + x.mT"),
-        "the matrices of points that are equal",
+        "what does not vary",
     ),
     "one side of a where": (
         SIDES.format("one = torch.sqrt(k)\nother = k * 2"),

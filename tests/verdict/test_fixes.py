@@ -579,7 +579,7 @@ OF_PROGRAMS = (
     "keep the sum of the sigmoids below 1",
     "keep {name} from becoming {end}",
     "divide by ({c.x} + 1)",
-    "leave out, before {c.name}, the matrices",
+    "leave out, before {c.name}, what does not vary",
     "leave out, before the arithmetic",
     "choose before {maker}",
     "mask with masked_fill({mask} == 0",
