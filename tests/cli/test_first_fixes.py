@@ -161,8 +161,8 @@ SIGNS = {
 
 DIVISORS = {
     "the smaller of both": (
-        "snr = torch.tensor([0.0, 0.5, 9.0])\nw = torch.clamp(snr, max=5.0) / snr\nprint(w)\n",
-        "take (c / snr).clamp(max=1)",
+        "size = torch.tensor([0.0, 0.5, 9.0])\nw = torch.clamp(size, max=5.0) / size\nprint(w)\n",
+        "take (c / size).clamp(max=1)",
     ),
     "a row without a length": (
         "x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])\nu = x / x.norm(dim=1, keepdim=True)\n"
