@@ -19,7 +19,7 @@ LEAST = 1e10  # smaller ones may be data
 MOST_STEPS = 64  # in one walk
 LEAST_SHARE = 1e-3  # of a result that is of the fill value
 
-_FILLS = names_in("fill full index_fill index_put masked_fill scatter setitem where")
+_FILLS = names_in("index_fill index_put masked_fill scatter setitem where")  # of some elements
 
 
 def words_of_fill(case: Case) -> Mapping[str, str]:

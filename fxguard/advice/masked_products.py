@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from fxguard.advice._patterns import made_by
@@ -15,6 +16,8 @@ from fxguard.graph.poles import plain
 from fxguard.source.named import argument_text
 
 __all__ = ["words_of_mask"]
+
+COMPARISON = re.compile(r"[<>]|[=!]=")
 
 
 def words_of_mask(case: Case) -> Mapping[str, str]:
@@ -28,5 +31,6 @@ def words_of_mask(case: Case) -> Mapping[str, str]:
         return {}
     code = "" if step.source is None else step.source.code
     texts = [argument_text(code, "mul", position) for position in (0, 1)]
-    masks = [text for text in texts if text and f"{plain(maker.kind)}(" not in text]
-    return {"mask": masks[0] if len(masks) == 1 else "the mask", "maker": titled(maker)}
+    others = [text for text in texts if text and f"{plain(maker.kind)}(" not in text]
+    masks = [text for text in others if COMPARISON.search(text)] or others
+    return {"mask": masks[0], "maker": titled(maker)} if len(masks) == 1 else {}

@@ -207,7 +207,7 @@ RULES = (
     *TEXT_RULES,
     Rule("unknown, domain", _names("mul"), "advice",
          "choose before {maker}, by where({mask}, ..., 0) of what it reads, in place of a product "
-         "with {mask}: it made inf, and inf * 0 is NaN, also in its backward",
+         "with {mask}: its result is infinite, and inf * 0 is NaN, also in its backward",
          lambda c: bool(words_of_mask(c)), words=words_of_mask, alone=True),
     Rule("overflow", _names("exp"), "advice",
          "mask with masked_fill({mask} == 0, -inf) what {c.name} reads, in float32, and take "
