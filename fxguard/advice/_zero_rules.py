@@ -300,12 +300,12 @@ ZERO_RULES = (
     Rule("zero divisor", names_in("div"), "advice",
          "keep {name} from becoming {end}, such as by a schedule that ends before it, or take the "
          "limit of the formula there: {c.bare} is 0",
-         lambda c: bool(signs.words_of_end(c)), words=signs.words_of_end),
+         lambda c: bool(signs.words_of_scheduled(c)), words=signs.words_of_scheduled),
     Rule("zero divisor", names_in("div"), "advice",
          "look at what makes {c.bare} 0, a number of the program; if it counts, divide by "
          "max({c.bare}, 1)",
          lambda c: signs.divides_by_number(c) and not signs.count_less_one(c)
-         and not signs.words_of_end(c)),
+         and not signs.words_of_scheduled(c)),
     Rule(_LOST, _LOG, "advice",
          "bound what {distances} reads, too, as by {vectors}: of what it makes the {mean}, "
          "and this loss falls without end as the vectors move apart",

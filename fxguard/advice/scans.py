@@ -18,7 +18,6 @@ from fxguard.plan.plan import Step
 __all__ = ["scan_behind", "words_of_scan"]
 
 _EXPS = names_in("exp exp2")
-_SUMS = names_in("cumsum cumulative_sum")
 
 
 def scan_behind(case: Case) -> Step | None:
@@ -31,8 +30,7 @@ def scan_behind(case: Case) -> Step | None:
         return None
     name = plain(product.kind)
     is_of_logs = name in _EXPS and is_made_by(around, product.inputs[0], "cumsum")
-    made = step.outputs[0] if step.outputs else around.made
-    is_summed = any(plain(each.kind) in _SUMS for each, _ in readers_of(around, made))
+    is_summed = any(plain(each.kind) == "cumsum" for each, _ in readers_of(around, around.made))
     return product if is_summed and (name == "cumprod" or is_of_logs) else None
 
 

@@ -56,7 +56,7 @@ __all__ = [
     "only_norm_follows",
     "table_of",
     "weighs_by_counts",
-    "words_of_end",
+    "words_of_scheduled",
 ]
 
 # These put together what is counted; the operand that is counted is their last one.
@@ -158,7 +158,7 @@ def divides_by_number(case: Case) -> bool:
     return case.name == "div" and is_number and not case.around.step.number_first
 
 
-def words_of_end(case: Case) -> Mapping[str, str]:
+def words_of_scheduled(case: Case) -> Mapping[str, str]:
     """``{"name": "power", "end": "2.0"}`` where that number is ``2.0 - power``; {} elsewhere."""
     found = _FROM_END.fullmatch(case.bare) if divides_by_number(case) else None
     return {} if found is None else {"end": found[1], "name": found[2]}

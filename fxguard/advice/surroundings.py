@@ -290,10 +290,11 @@ class Surroundings:
             found, step = self.values[each], self._maker.get(each)
             if found.needs_gradient or found.role is Role.WEIGHT:
                 return True
-            if step is not None and step.kind == "requires_grad_":  # of torch.func as well
+            if step is None or step.kind.endswith("_like"):  # which reads a shape alone
+                continue
+            if step.kind == "requires_grad_":  # of torch.func as well
                 return True
-            is_made = step is not None and not step.kind.endswith("_like")  # of a shape alone
-            new = [read for read in (step.inputs if is_made and step else ()) if read not in seen]
+            new = [read for read in step.inputs if read not in seen]
             todo += new
             seen.update(new)
         return bool(todo)

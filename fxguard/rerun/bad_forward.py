@@ -20,8 +20,9 @@ from fxguard.rerun.walk import Walk, Watcher
 
 __all__ = ["Bad", "HiddenAfter", "hidden_after"]
 
-# They leave out or replace some elements, whose gradient is 0 then.
 LOGS = frozenset(["log", "log10", "log1p", "log2"])
+
+# They leave out or replace some elements, whose gradient is 0 then.
 HIDES = frozenset(
     [
         *("getitem", "masked_fill", "masked_fill_", "masked_select", "nan_to_num", "nan_to_num_"),

@@ -59,7 +59,7 @@ _INVERSES = ("acos", "asin", "arccos", "arcsin", "atanh", "arctanh", "erfinv", "
 _REDUCTIONS = ("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_")
 _FILLED = "filled with -inf"
 _FILLS = ("full", "full_like", "new_full", "masked_fill", "masked_fill_", "fill_")
-_KNOWN = (*_LOGS, *_ROOTS, *_SPREADS, *_EXPONENTIALS, *_INVERSES, *_REDUCTIONS, "div")
+_KNOWN = (*_LOGS, *_ROOTS, *_SPREADS, *_EXPONENTIALS, *_INVERSES, *_REDUCTIONS, "div", _FILLED)
 
 
 def suspects_in(assigned: Source, bad: Bad) -> Suspected | None:
@@ -189,7 +189,7 @@ def _of(node: ast.AST) -> Iterator[_Suspect]:
         divisor = node.value if isinstance(node, ast.AugAssign) else node.right
         divides = isinstance(node.op, ast.Div) and not isinstance(divisor, ast.Constant)
         name = "div" if divides and not _has_eps(divisor) else ""
-    if name in _KNOWN or name == _FILLED:
+    if name in _KNOWN:
         text = ast.unparse(node)
         text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
         yield _Suspect(name, text, node.lineno)

@@ -153,18 +153,18 @@ class _Chain:
         """
         todo = [self.places[value]] if value in self.places else []
         seen, last = set(todo), max(todo, default=0)
-        latest: int | None = None
+        found = list[int]()
         while todo:
             step = self.steps[place := max(todo)]
             todo.remove(place)
             for each in step.inputs:
                 behind = self.places.get(each)
                 if each in self.made:
-                    known = [x for x in (latest, each) if x is not None]
-                    latest = max(known, key=self.places.__getitem__)
+                    found.append(each)
                 elif behind is not None and behind not in seen and self._is_in_turn(behind):
                     todo.append(behind)
                     seen.add(behind)
+        latest = max(found, key=self.places.__getitem__, default=None)
         if latest is None or not self._is_of_one_run(self.places[latest], last):
             return None
         return latest
