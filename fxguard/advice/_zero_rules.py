@@ -409,6 +409,10 @@ ZERO_RULES = (
          "logarithms they do not become 0",
          lambda c: zeros.share_of(c) in ("prod", "cumprod"), words=zeros.exponents),
     Rule(_LOST, names_in("div"), "advice",
+         "normalise in logarithms, from the exponents on: subtract logsumexp along one dimension, "
+         "then the other, and take exp last; all of a row or a column became 0",
+         zeros.is_share_in_turn, alone=True),
+    Rule(_LOST, names_in("div"), "advice",
          "take softmax({bare}, dim) in place of exp({bare}) divided by its sum: all "
          "of them became 0",
          lambda c: zeros.share_of(c) == "exp", words=zeros.exponents),

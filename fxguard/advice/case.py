@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from fxguard.advice.bounds import Bounds
@@ -42,6 +43,7 @@ from fxguard.source.named import (
 
 __all__ = ["Case"]
 
+_VIEWED = re.compile(r"\[[:, ]*None[:, ]*\]$")  # ``d[:, None]`` holds what ``d`` does
 MASKED = "log_p.masked_fill(mask, 0)"  # a product's operand whose name is not known
 MOST_NAMES = 4  # of parameters
 MOST_LAYERS = 2  # that are named
@@ -233,13 +235,13 @@ class Case(Bounds):
     @property
     def divisor(self) -> str:
         """The same for a divisor that has a name: ``sigma``, or d."""
-        text = self._written("d")
+        text = _VIEWED.sub("", self._written("d"))
         return text if text.replace(".", "_").isidentifier() else "d"
 
     @property
     def definition(self) -> str:
         """`` d = adj.sum(1)``: what a divisor without a name is; "" of one that has a name."""
-        text = self._written("d")
+        text = _VIEWED.sub("", self._written("d"))
         return "" if text == self.divisor else f" {self.divisor} = {without_parentheses(text)}"
 
     @property

@@ -48,7 +48,7 @@ _HOLD_NUMBERS = frozenset({"add", "rsub", "scalar_tensor", "setitem", "sub", "te
 _OF_NUMBERS = _HOLD_NUMBERS | {"addcdiv", "addcmul", "div", "float_power", "mul", "pow"}
 
 # The largest magnitude of a logarithm in float64: a larger number is not a log(0). A number that
-# overflowed may have been scaled since.
+# overflowed may have been scaled since, but not by more than the root of its dtype's range.
 LARGEST_LOGARITHM = 745
 
 
@@ -248,7 +248,9 @@ def _overflowed_before(operand: Operand) -> bool:
     if _is_finite(operand) or operand.wide_low is None or operand.wide_high is None:
         return False
     wide = max(abs(operand.wide_low), abs(operand.wide_high))
-    return LARGEST_LOGARITHM < wide < math.inf
+    form = FORMATS.get(operand.dtype)
+    least = max(LARGEST_LOGARITHM, 0 if form is None else form.max**0.5)
+    return least < wide < math.inf
 
 
 def _law_of(evidence: Evidence) -> str:
@@ -270,6 +272,8 @@ def _law_of(evidence: Evidence) -> str:
         return "masked row" if any(row.high == -math.inf for row in rows) else "domain"
     if name == "ctc_loss":
         return "no alignment"
+    if name == "logdet" and math.isnan(evidence.number):
+        return "domain"  # a determinant below 0; of a singular matrix it is -inf
     if evidence.same is None and any(operand.count > 1 for operand in tensors):
         return ""  # the inside of a kernel may have failed
     if name in DEFAULT_EPS or name in SINGULAR:

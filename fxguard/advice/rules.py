@@ -22,6 +22,12 @@ from fxguard.advice.causes import overflowed_on_the_way
 from fxguard.advice.chosen_products import words_of_argument, words_of_product
 from fxguard.advice.converged import words_of_change
 from fxguard.advice.covariances import is_covariance
+from fxguard.advice.determinants import (
+    is_barrier,
+    is_of_variables,
+    is_to_be_positive,
+    words_of_matrix,
+)
 from fxguard.advice.eigenvalues import words_of_eigenvalues
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
 from fxguard.advice.fill_values import words_of_fill
@@ -33,13 +39,16 @@ from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.learned_ranges import words_of_learned
 from fxguard.advice.masked_products import words_of_mask
 from fxguard.advice.masked_sums import words_of_masked_sum
+from fxguard.advice.negative_parts import words_of_part
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.outside_ball import words_of_ball
+from fxguard.advice.own_rates import words_of_rate
 from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.reduced_rows import words_of_rows
 from fxguard.advice.root_of_difference import words_of_difference
 from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
 from fxguard.advice.underflows import is_by_small_exp, small_exp, words_of_small_exp
+from fxguard.advice.zero_options import words_of_option
 from fxguard.graph.poles import (
     DEFAULT_EPS,
     LAWS,
@@ -85,6 +94,7 @@ def _is_smoothed(case: Case) -> bool:
 _LOG = _names("log log10 log2")
 _POSITIVE = _LOG | _names("float_power pow rsqrt sqrt xlogy")  # these need a positive operand
 _POLES = _LOG | _names("digamma div lgamma polygamma reciprocal rsqrt")
+_NAMES_OF_DETERMINANTS = _LOG | {"logdet"}
 _EXPS = _names("cosh exp exp2 expm1 sinh")
 _DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
 _REDUCED = SUMS | _names("mean logcumsumexp")
@@ -148,8 +158,8 @@ _WITH_EPS = {
 # How to give a decomposition a gradient: by what does not depend on the choice of its vectors, or
 # by a matrix that is not degenerate. An eps times the identity keeps what is equal equal.
 _INVARIANT = {
-    name: f"take the loss from {values}'s values or from the matrix: no choice of vectors changes "
-    f"these; the backward of {name} divides by their differences"
+    name: f"take the loss from {values}'s values or the matrix; or write a backward of {name} "
+    "with d / (d ** 2 + eps): its own divides by differences d of these"
     for name, values in (("eig", "eigvals"), ("eigh", "eigvalsh"), ("svd", "svdvals"))
 }
 _DISTINCT = (
@@ -365,6 +375,9 @@ RULES = (
     Rule("zero divisor", _NORMS, "advice",
          "give {c.name} an eps above 0: a row has no norm or deviation"),
     Rule("zero divisor", _POLES, "advice",
+         "give `{option}`, which is 0 ({place}), a number above 0{other}: an eps makes 1 / eps "
+         "of it", lambda c: bool(words_of_option(c)), alone=True, words=words_of_option),
+    Rule("zero divisor", _POLES, "advice",
          "make {c.x} positive where it is computed, by {c.positive}{c.made_at}",
          lambda c: c.is_cut_at_zero() and not c.has_other_pole(),
          tries=("relu(a) -> softplus(a) + {c.above_zero}",
@@ -405,6 +418,14 @@ RULES = (
          "keep {learned} {range}: make it as {by}; a bound on {c.x} has no gradient",
          lambda c: bool(words_of_learned(c)), alone=True, words=words_of_learned),
     Rule("domain", _POSITIVE, "advice",
+         "change {grown} by a factor that stays positive, {grown} * exp(...), in {made}: a share "
+         "of {grown} is added to it, which turns it negative where that share is below -1",
+         lambda c: bool(words_of_rate(c)), alone=True, words=words_of_rate),
+    Rule("domain", _POSITIVE, "advice",
+         "bound {part}, which {maker} makes negative, below by the least that it can be, with "
+         "clamp(min=...) above 0: all else that {c.operand} is computed of is positive",
+         lambda c: bool(words_of_part(c)), alone=True, words=words_of_part),
+    Rule("domain", _POSITIVE, "advice",
          "keep {c.parameters} positive, by softplus or exp of a free parameter: a bound on {c.x} "
          "has no gradient where it is negative",
          lambda c: signs.is_free_domain(c) and c.is_of_parameters()),
@@ -444,6 +465,10 @@ RULES = (
          "{c.bare} is -1 in the data, as where a number is missing: put another in its place "
          "before log1p and before statistics, such as {c.x}.clamp(min=0), or leave it out",
          signs.is_missing_data, alone=True),
+    Rule("zero divisor", _names("digamma lgamma polygamma"), "advice",
+         "a count is -1 in the data, as where one is missing: put 0 in its place before {c.name}, "
+         "or leave it out: a mask behind {c.name} is too late, as it multiplies an infinity",
+         lambda c: signs.missing_count(c) is not None, alone=True),
     Rule("domain", _names("log1p"), "advice",
          "{c.bare} is {c.number} in the data: take sign({c.bare}) * log1p({c.x}.abs()) where "
          "numbers below 0 mean something, or log1p({c.x}.clamp(min=0)) where they are mistakes",
@@ -472,6 +497,20 @@ RULES = (
     Rule("underflow", None, "advice",
          "work with logarithms, or add an eps: {c.dtype} does not hold numbers so small",
          Case.is_wide, last=True),
+    Rule("domain", _NAMES_OF_DETERMINANTS, "advice",
+         "go back and halve a step after which {matrix} has left the matrices with a determinant "
+         "above 0, as slogdet({matrix}).sign tells; its logabsdet alone hides it",
+         lambda c: bool(words_of_matrix(c)) and is_barrier(c), words=words_of_matrix, alone=True),
+    Rule("domain", _NAMES_OF_DETERMINANTS, "advice",
+         "make {matrix} positive definite, as L @ L.mT with the exp of a free number on L's "
+         "diagonal: its determinant is negative, and slogdet hides it",
+         lambda c: bool(words_of_matrix(c)) and is_to_be_positive(c), words=words_of_matrix,
+         alone=True),
+    Rule("domain", _NAMES_OF_DETERMINANTS, "advice",
+         "take slogdet({matrix}).logabsdet: the determinant is negative, and a change of variables "
+         "takes its magnitude",
+         lambda c: bool(words_of_matrix(c)) and is_of_variables(c), words=words_of_matrix,
+         alone=True, tries=("logdet(a) -> slogdet(a)[1]",)),
     Rule("zero divisor", SINGULAR, "advice",
          "add eps to the diagonal: the matrix is singular",
          tries=("{c.name}(a, ...) -> {c.name}(a + 1e-6 * ones_like(a).tril().triu(), ...)",)),
@@ -618,7 +657,8 @@ RULES = (
          lambda c: bool(words_of_short(c)), words=words_of_short, alone=True,
          rewrites=("ctc_loss(...) -> ctc_loss(..., zero_infinity=True)",)),
     Rule("no alignment", None, "advice",
-         "take zero_infinity=True, or drop samples with labels + repeats > frames",
+         "drop samples with labels + repeats > frames before training, as a filter by labels alone "
+         "keeps them; zero_infinity=True gives them no gradient",
          rewrites=("ctc_loss(...) -> ctc_loss(..., zero_infinity=True)",)),
     Rule("memory", None, "advice",
          "take zeros instead of {c.name}, or write all of it before it is read"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fxguard.advice import becomes
 from fxguard.advice._expressions import is_difference_of_squares
-from fxguard.advice._patterns import is_square_of, made_by, minus_one_of
+from fxguard.advice._patterns import is_square_of, made_by, minus_one_of, one_plus_of
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import is_passed, is_scaling, names_of
@@ -52,6 +52,7 @@ __all__ = [
     "is_root_of_powers",
     "is_square",
     "is_variance",
+    "missing_count",
     "norm_follows",
     "only_norm_follows",
     "table_of",
@@ -71,7 +72,7 @@ _NO_COUNTS = frozenset(
 )
 
 _ENTRIES = ("getitem", "index_select", "gather")
-_ENTRY = re.compile(r"([\w.]+)\[[^\]]+\]")  # ``self.signal[t]``
+_ENTRY = re.compile(r"([\w.]+)\[(?![:, ]*None[:, ]*\])[^\]]+\]")  # ``self.signal[t]``
 _FROM_END = re.compile(r"(\d+(?:\.\d*)?) - ([a-z_][\w.]*)")
 _LESS_ONE = re.compile(r"(.+) - 1")  # of a count
 
@@ -267,6 +268,17 @@ def is_missing_data(case: Case) -> bool:
     """The same of counts, of which -1 is none."""
     tensors = [each for each in case.operands if each.dtype]
     return is_negative_data(case) and bool(tensors) and tensors[0].is_whole
+
+
+def missing_count(case: Case) -> int | None:
+    """The y of ``lgamma(y + 1)`` where it is -1, and counts that were given; None elsewhere."""
+    one_more = made_by(case.around, case.around.culprit)
+    value = one_plus_of(one_more)
+    tensors = [each for each in case.operands if each.dtype]
+    is_given = value is not None and case.around.is_given(value)
+    is_pole = bool(tensors) and tensors[0].is_whole and tensors[0].low == 0
+    is_learned = value is not None and case.around.is_learned(value)
+    return value if is_given and is_pole and not is_learned else None
 
 
 def is_inverted_spread(case: Case) -> bool:

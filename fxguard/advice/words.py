@@ -144,6 +144,8 @@ def words_for(
 def _told(cause: str, evidence: Evidence) -> str:
     name, operands = plain(evidence.kind), evidence.operands
     tensors = [operand for operand in operands if operand.dtype]
+    if name == "logdet" and cause == "domain":
+        return "a negative determinant"
     if name not in LAWS and cause == "domain":
         return _infinities_in([end for x in tensors for end in (x.low, x.high)])
     numbers = [operand.low for operand in operands]

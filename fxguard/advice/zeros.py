@@ -35,6 +35,7 @@ __all__ = [
     "is_of_whole_numbers",
     "is_ratio_in_divergence",
     "is_scale_of_rounding",
+    "is_share_in_turn",
     "is_spread_of_data",
     "is_weighed",
     "is_weight_by_norm",
@@ -429,6 +430,18 @@ def is_feature(case: Case) -> bool:
                 others += 1
     source = case.around.step.source
     return not others and (source is None or not is_added_at(source, case.name))
+
+
+def is_share_in_turn(case: Case) -> bool:
+    """What is divided by its own sum began as an exponential that is normalised in turn."""
+    step = None if len(case.around.step.inputs) != 2 else case.around.step
+    for _ in range(MOST_BACK):
+        if step is None or not step.inputs or plain(step.kind) not in ("div", "mul"):
+            break
+        step = made_by(case.around, step.inputs[0])
+    if step is None or plain(step.kind) != "exp":
+        return False
+    return is_normalized_in_turn(replace(case, around=case.around.of(step)))
 
 
 def is_normalized_in_turn(case: Case) -> bool:

@@ -25,8 +25,9 @@ LOGS = frozenset(["log", "log10", "log1p", "log2"])
 # They leave out or replace some elements, whose gradient is 0 then.
 HIDES = frozenset(
     [
-        *("getitem", "masked_fill", "masked_fill_", "masked_select", "nan_to_num", "nan_to_num_"),
-        *("nanmean", "nansum", "setitem", "where"),
+        *("diagonal", "gather", "getitem", "index_select", "masked_fill", "masked_fill_"),
+        *("masked_select", "nan_to_num", "nan_to_num_", "nanmean", "nansum", "narrow", "select"),
+        *("setitem", "take_along_dim", "tril", "tril_", "triu", "triu_", "where"),
     ]
 )
 

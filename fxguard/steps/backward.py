@@ -43,6 +43,7 @@ OnZero = Callable[[Iterator[KeptRun], Sequence[str]], object]
 OnCompiled = Callable[[BadLeaf], object]
 
 MOST_HOOKS = 1024  # before hooks of tensors that are gone are forgotten
+MOST_DIFFERENTIATED = 8  # graph runs whose gradients autograd has recorded
 MOST_BATCHES = 64  # remembered as having operations between their graphs
 
 
@@ -93,6 +94,7 @@ class BackwardPasses:
         self._lock = threading.Lock()
         self._most_hooks = MOST_HOOKS
         self._with_gaps: deque[int] = deque(maxlen=MOST_BATCHES)
+        self._differentiated: deque[KeptRun] = deque(maxlen=MOST_DIFFERENTIATED)
         self._number = traced_hooks.number_of(self)
         _of_all_models.add(self)
 
@@ -268,7 +270,9 @@ class BackwardPasses:
         if leaves.zero and not bad and (self.hears_of_all_zero or not self.tells_of_all):
             self.zero(runs if kept is None else iter(kept), leaves.zero)
         if kept is not None:
-            self.ended(Ended(kept, bad, self._unseen(kept), functions, passes_on))
+            again = tuple(self._differentiated)
+            ended = Ended(kept, bad, self._unseen(kept), functions, passes_on, differentiated=again)
+            self.ended(ended)
 
     def _is_bad_elsewhere(self, task: int) -> bool:
         """Whether a leaf of another model has got a bad gradient in this backward."""
@@ -277,7 +281,15 @@ class BackwardPasses:
         return any(not running.leaves.is_fine for running in found)
 
     def forget(self, ended: Pass) -> None:
-        """Forget a backward that has ended; the next one forgets one that raised."""
+        """Forget a backward that has ended; the next one forgets one that raised.
+
+        Graph runs whose gradients autograd has recorded are known until a backward records none.
+        """
+        again = [x for x in ended.kept if isinstance(x, KeptRun) and x.is_differentiated_again]
+        if again:
+            self._differentiated.extend(again)
+        else:
+            self._differentiated.clear()
         with self._lock:
             self._passes.pop(ended.task, None)
 

@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 MOST_NAMES = 3  # of leaves
+LOOKS = "look at "  # how a fix begins that names no change
 REPAIRS_MORE = "reads it, too"  # in a fix that helps another operation as well
 
 # The operands of an origin whose numbers are not those of the model's backward.
@@ -326,10 +327,15 @@ def _fixes(
 def _with_hidden(
     fixes: tuple[Fix, ...], of_hidden: Fix | None, *, is_by_mask: bool
 ) -> tuple[Fix, ...]:
-    """What to do about what a mask hides too late comes first, but for what repairs more."""
+    """What to do about what is hidden too late comes first, but for what repairs more.
+
+    What an index hides may have been read elsewhere.
+    """
     if of_hidden is None or any(each.kind == "exact" for each in fixes):
         return fixes
-    kept = 1 if fixes and (REPAIRS_MORE in fixes[0].text or not is_by_mask) else 0
+    first = fixes[0].text if fixes else ""
+    is_sure = not is_by_mask and not first.startswith(LOOKS)
+    kept = 1 if fixes and (REPAIRS_MORE in first or is_sure) else 0
     return (*fixes[:kept], of_hidden, *fixes[kept:])[:MOST_FIXES]
 
 

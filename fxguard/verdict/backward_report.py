@@ -33,6 +33,7 @@ from fxguard.verdict.first_origin import with_additions
 from fxguard.verdict.loss_scale import factor_to_blame
 from fxguard.verdict.origins import Verdict
 from fxguard.verdict.report_of import EarlierFrames, filled
+from fxguard.verdict.second_derivative import origin_of_second_derivative
 
 __all__ = [
     "COMPILED",
@@ -63,6 +64,7 @@ class Ended:
     functions: Sequence[KeptFunction] = ()  # outside graphs, in the order of the backward
     passes_on: bool = False  # whether only leaves of other models have bad gradients
     set_at: Source | None = None  # the script's line that gave the leaves their gradients
+    differentiated: Sequence[KeptRun] = ()  # earlier ones whose own backward is differentiated
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +249,11 @@ def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origi
     origin = origin_of_leaves(ended.leaves, found.came_in, batch_number)
     if ended.set_at is not None:
         return origin_at(origin, ended.set_at)
-    if found.came_in is not None or not found.not_searched:
+    if found.came_in is not None:
         return origin
+    told = origin_of_second_derivative(origin, ended.differentiated)
+    if told is not origin or not found.not_searched:
+        return told
     return replace(origin, operands=NOT_KNOWN + found.not_searched)
 
 

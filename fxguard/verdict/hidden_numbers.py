@@ -20,7 +20,8 @@ from fxguard.source.named import argument_text
 
 __all__ = ["MASKS", "fix_of_hidden", "hidden_of"]
 
-MASKS = ("masked_fill", "where")
+TRIANGLES = ("tril", "triu")
+MASKS = ("masked_fill", "where", *TRIANGLES)
 ZERO_IS_SAFE = frozenset(
     ["acos", "acosh", "add", "asin", "atanh", "erfinv", "exp", "log1p", "mul", "sub"]
 )
@@ -55,7 +56,7 @@ def fix_of_hidden(found: HiddenAfter) -> Fix | None:
     reader, hider, bad = f"{name} ({at.place})", hides, found.bad.text
     if hides_at.place != at.place:
         hider = f"{hides} ({hides_at.place})"
-    what = "where" if hides in MASKS else "mask"
+    what = hides if hides in MASKS else "mask"
     operand = _operand(found, at, name)
     example = _example(found, hides_at, operand, name)
     if found.position is None:
@@ -117,7 +118,10 @@ def _example(found: HiddenAfter, hides_at: Source, x: str, name: str) -> str:
     hides = plain(found.hides_call.kind).rstrip("_")
     if hides == "masked_fill":
         mask = _text(hides_at, hides, 1)
-        return f"{x}.masked_fill({mask}, {safe})" if mask and _is_name(x) else ""
+        return f"{_with_parentheses(x)}.masked_fill({mask}, {safe})" if mask else ""
+    if hides in TRIANGLES and name in ZERO_IS_SAFE:
+        given = [*found.hides.args[1:], *found.hides.kwargs.values()]
+        return f"{_with_parentheses(x)}.{hides}({', '.join(map(str, given))})"
     if hides != "where":
         return ""
     is_method = found.hides.op == "call_method"
@@ -129,8 +133,8 @@ def _example(found: HiddenAfter, hides_at: Source, x: str, name: str) -> str:
     return f"torch.where({mask}, {x}, {safe})" if given[0] else f"torch.where({mask}, {safe}, {x})"
 
 
-def _is_name(text: str) -> bool:
-    return text.replace(".", "_").isidentifier()
+def _with_parentheses(text: str) -> str:
+    return text if text.replace(".", "_").isidentifier() else f"({text})"
 
 
 def _text(source: Source, name: str, position: int) -> str:

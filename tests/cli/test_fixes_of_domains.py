@@ -1,0 +1,223 @@
+"""What ``fxguard run`` proposes of numbers that left where something has a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.programs import IMPORTS
+
+RunHere = Callable[[str], Any]
+
+# A search that adds to a spread a share of it, and takes its root in the next turn.
+SEARCH = (
+    "var = torch.full((6,), 0.25)\nfor turn in range(4):\n"
+    "    z = torch.randn(8, 6) * 3\n    x = var.{}() * z\n"
+    "    g = (z ** 2 - 1).mean(0) * torch.tensor([1.0, -1, 1, -1, 1, -1])\n    {}\n"
+    "assert x.isfinite().all()\n"
+)
+DOMAIN = "matrices with a determinant above 0"
+MAGNITUDE = "takes its magnitude"
+DEFINITE = "positive definite, as L @ L.mT"
+SHARE = "by a factor that stays positive"
+OPTION = "which is 0 (script.py:8), a number above 0"
+
+# The distances of a renderer between two planes.
+PLANES = (
+    "class Options:\n    near, far, inverse = 0.0, 1.0, True\noptions = Options()\n"
+    "near = {}\nfar = options.far * torch.ones(4, 1)\ns = torch.linspace(0, 1, 5).expand(4, 5)\n"
+    "{}"
+    "w = torch.ones(5, requires_grad=True)\n(z * w).sum().backward()\n"
+)
+BRANCHES = (
+    "if options.inverse:\n    z = 1.0 / (1.0 / near * (1.0 - s) + 1.0 / far * s)\n"
+    "else:\n    z = near * (1.0 - s) + far * s\n"
+)
+ALONE = "z = (1.0 - s) / near + s / far\n"
+NEAR = "options.near * torch.ones(4, 1)"
+
+# Time differences below and above 0, of which one half counts.
+LAGS = (
+    "t = torch.linspace(0, 200, 40)\nb = torch.tensor(1.0, requires_grad=True)\n"
+    "lag = t[:, None] - t[None]\nk = {}\nk.sum().backward()\n"
+)
+
+SINKHORN = (
+    "d = torch.rand(1, 6, 6, requires_grad=True)\nk = torch.exp(-d * torch.where("
+    "torch.arange(6) == 2, 9e4, 1.0) / 0.01)\nfor turn in range(5):\n{}k.square().sum().backward()\n"
+)
+
+CONTRAST = (
+    "x = torch.randn(6, 4, requires_grad=True)\npos = torch.exp(x[:, 0])\nneg = torch.exp(x).sum(1)\n"
+    "ng = {}\nloss = -torch.log({}).mean()\nloss.backward()\n"
+)
+
+COUNTS = (
+    "y = torch.tensor([3.0, -1.0, 2.0])\nr = torch.full((3,), 2.5, requires_grad=True)\n"
+    "seen = (y >= 0).float()\nll = {}\n(ll * seen).sum().backward()\n"
+)
+
+# An optimizer of one's own that keeps squares in half precision, row by row.
+ROWS = (
+    "acc = torch.zeros(5, dtype=torch.float16)\nw = torch.ones(5, 3, dtype=torch.float16)\n"
+    "rows = torch.tensor([1, 3])\ng = torch.full((2, 3), 1e-5, dtype=torch.float16)\n"
+    "acc[rows] += g.square().mean(1)\ndenom = acc[rows].sqrt() + 1e-8\n"
+    "w[rows] -= 0.1 * g / {}\nassert w.isfinite().all()\n"
+)
+
+FIRST = {
+    "a barrier of a difference": (
+        "w = torch.full((3, 3), 0.5, requires_grad=True)\nm = torch.eye(3) - w * w * 4\n"
+        "(-torch.logdet(m)).backward()\n",
+        DOMAIN,
+    ),
+    "the same by hand": (
+        "w = torch.full((3, 3), 0.5, requires_grad=True)\nm = torch.eye(3) - w * w * 4\n"
+        "(-torch.log(torch.det(m))).backward()\n",
+        DOMAIN,
+    ),
+    "a flow": (
+        "w = torch.tensor([[0.0, 1.0], [1.0, 0.0]], requires_grad=True)\nx = torch.randn(4, 2)\n"
+        "((x @ w).square().mean() - torch.logdet(w)).backward()\n",
+        MAGNITUDE,
+    ),
+    "a Jacobian": (
+        "x = torch.randn(2)\nw = torch.tensor([[0.0, 1.0], [1.0, 0.0]], requires_grad=True)\n"
+        "j = torch.func.jacrev(lambda u: w @ u)(x)\ntorch.logdet(j).backward()\n",
+        MAGNITUDE,
+    ),
+    "a precision matrix": (
+        "s = torch.eye(2)\np = torch.tensor([[0.5, 2.0], [2.0, 0.5]], requires_grad=True)\n"
+        "(torch.trace(s @ p) - torch.logdet(p)).backward()\n",
+        DEFINITE,
+    ),
+    "a symmetric matrix": (
+        "a = torch.tensor([[0.5, 2.0], [2.0, 0.5]], requires_grad=True)\n"
+        "c = 0.5 * (a + a.T)\ntorch.logdet(c).backward()\n",
+        DEFINITE,
+    ),
+    "a share of a spread": (SEARCH.format("sqrt", "var = var + 0.7 * var * g"), SHARE),
+    "a share that is taken away": (SEARCH.format("log", "var = var - 0.7 * g * var"), SHARE),
+    "a share by addcmul": (SEARCH.format("rsqrt", "var = var.addcmul(var, g)"), SHARE),
+    "an option in front of a branch": (
+        PLANES.format(NEAR, BRANCHES),
+        f"give `options.near`, {OPTION}, or compute `z = near * (1.0 - s) + far * s`",
+    ),
+    "an option alone": (
+        PLANES.format(NEAR, ALONE),
+        "give `options.near`, which is 0 (",
+    ),
+    "an option that fills": (
+        PLANES.format("torch.full((4, 1), options.near)", ALONE),
+        "give `options.near`, which is 0 (",
+    ),
+    "a triangle behind an exponential": (
+        LAGS.format("torch.tril(b * torch.exp(-b * lag), diagonal=-1)"),
+        "exp (script.py:8), which made inf, (-b * lag).tril(-1)",
+    ),
+    "the other triangle": (
+        LAGS.format("(b * torch.exp(b * lag)).triu()"),
+        "exp (script.py:8), which made inf, (b * lag).triu()",
+    ),
+    "rows that are chosen behind it": (
+        LAGS.format("(b * torch.exp(-b * lag))[torch.arange(1, 40), torch.arange(39)]"),
+        "put the mask before the arithmetic",
+    ),
+    "Sinkhorn of numbers that vanish": (
+        SINKHORN.format(
+            "    k = k / k.sum(dim=1, keepdim=True)\n    k = k / k.sum(dim=2, keepdim=True)\n"
+        ),
+        "normalise in logarithms",
+    ),
+    "a difference in a quotient": (
+        CONTRAST.format("(neg - 4 * pos) / 0.9", "pos / (pos + ng)"),
+        "bound `ng`, which sub (script.py:8) makes negative",
+    ),
+    "a difference in a product": (
+        CONTRAST.format("neg - 4 * pos", "(ng * pos)"),
+        "bound `ng`, which sub (script.py:8) makes negative",
+    ),
+    "a count that is missing": (
+        COUNTS.format("torch.lgamma(y + r) - torch.lgamma(y + 1) + y * r.log()"),
+        "a count is -1 in the data",
+    ),
+    "squares that are kept by rows": (ROWS.format("denom[:, None]"), "kept from step to step"),
+    "labels that repeat": (
+        "logp = torch.randn(4, 1, 5, requires_grad=True).log_softmax(2)\n"
+        "F.ctc_loss(logp, torch.tensor([[1, 1, 2, 2]]), torch.tensor([4]), torch.tensor([4]))"
+        ".backward()\n",
+        "drop samples with labels + repeats > frames before training",
+    ),
+}
+
+TWINS = {
+    "a singular matrix": (
+        "w = torch.ones(3, 3, requires_grad=True)\ntorch.logdet(w).backward()\n",
+        MAGNITUDE,
+    ),
+    "a negative number without a determinant": (
+        "w = torch.full((3,), -0.5, requires_grad=True)\ntorch.log(1 - 4 * w * w).sum().backward()\n",
+        DOMAIN,
+    ),
+    "what is added is no share": (SEARCH.format("sqrt", "var = var + 0.7 * g"), SHARE),
+    "a gate of features": (
+        "h = torch.randn(4, 3, requires_grad=True)\ng = torch.randn(4, 3)\n"
+        "(h + h * g).log().sum().backward()\n",
+        SHARE,
+    ),
+    "zeros that are a state": (
+        "w = torch.ones(3, requires_grad=True)\nn = torch.zeros(3)\n(w / n).sum().backward()\n",
+        "a number above 0",
+    ),
+    "a number that a loop counts": (
+        "w = torch.ones(3, requires_grad=True)\nfor i in range(3):\n"
+        "    n = i * torch.ones(3)\n    (w / n).sum().backward()\n",
+        "a number above 0",
+    ),
+    "a triangle of numbers that fit": (
+        LAGS.format("torch.tril((b * torch.exp(b * lag)))"),
+        "put the tril",
+    ),
+    "a softmax by hand": (
+        SINKHORN.format("    pass\nk = k / k.sum(dim=1, keepdim=True)\n"),
+        "normalise in logarithms",
+    ),
+    "a difference that is all": (
+        CONTRAST.format("neg - 4 * pos", "ng"),
+        "makes negative, below",
+    ),
+    "two parts that may be negative": (
+        CONTRAST.format("neg - 4 * pos", "(ng + x[:, 1])"),
+        "makes negative, below",
+    ),
+    "an index of 0": (
+        "k = torch.tensor([0.0, 1.0], requires_grad=True)\ntorch.lgamma(k).sum().backward()\n",
+        "a count is -1",
+    ),
+    "an entry of a table": (
+        ROWS.format("(acc + 0)[rows][0]").replace("float16", "float32").replace("1e-5", "0.0"),
+        "kept from step to step",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_repair_comes_first(run_here: RunHere, name: str) -> None:
+    text, fix = FIRST[name]
+    found = run_here(f"{IMPORTS}{text}")
+    assert found.fixes, found.err
+    assert fix in found.fixes[0], found.fixes
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_the_repair_is_not_said_of_something_else(run_here: RunHere, name: str) -> None:
+    text, fix = TWINS[name]
+    found = run_here(f"{IMPORTS}{text}")
+    assert found.fixes, found.err
+    assert not any(fix in each for each in found.fixes), found.fixes
+
+
+def test_a_negative_determinant_is_no_singular_matrix(run_here: RunHere) -> None:
+    assert "NaN (script.py:7): a negative determinant" in run_here(IMPORTS + FIRST["a flow"][0]).err
