@@ -23,7 +23,7 @@ _LOGS = names_in("log log10 log2")
 
 
 def words_of_matrix(case: Case) -> Mapping[str, str]:
-    """``{"matrix": "M"}`` if its determinant is below 0, by ``logdet`` or ``log(det(M))``; or {}."""
+    """``{"matrix": "M"}`` of ``logdet(M)`` or ``log(det(M))`` with a determinant below 0; or {}."""
     if _matrix(case) is None:
         return {}
     det = case.around.step if case.name == "logdet" else made_by(case.around, case.around.culprit)

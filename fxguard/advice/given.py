@@ -27,6 +27,7 @@ def fixes_of_given(
     largest: float = 0.0,
     suspects: Suspected | None = None,
     gradient: str = "",
+    averaged: str = "",
 ) -> tuple[Fix, ...]:
     """What to do about a weight or an input that was already bad when the model got it.
 
@@ -43,6 +44,7 @@ def fixes_of_given(
         suspects: what may have made it, by the statement that assigned it.
         gradient: the expression, if it is the gradient of a weight, ``p.grad``. Its backward was
             not told as the cause, since a loss scale explains it.
+        averaged: the operation that averages over a buffer which began at inf, ``add (q.py:32)``.
 
     Example:
         >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
@@ -72,6 +74,12 @@ def fixes_of_given(
             text += f"; with numbers as {largest:.2g}, NaN may be memory never written: torch.empty"
         elif has_nan and not written:
             text += "; NaN is a missing value, and what 0 / 0 and log of a negative number give"
+    elif averaged:
+        text = (
+            f"begin with what the first batch gives: copy it while {name} is infinite, before "
+            f"{averaged}: an average with inf stays inf, or turns NaN; a minimum or maximum may "
+            "begin there"
+        )
     elif role is Role.BUFFER and is_inf:
         made = "log(0) gives -inf" if is_log else "a division by zero gives inf"
         text = f"look at where {name} was computed: {made}; a checkpoint may hold it bad"

@@ -37,6 +37,7 @@ from fxguard.advice.impossible_rows import has_impossible_row, words_of_emptied,
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.learned_ranges import words_of_learned
+from fxguard.advice.logs_in_divisors import words_of_divided
 from fxguard.advice.masked_products import words_of_mask
 from fxguard.advice.masked_sums import words_of_masked_sum
 from fxguard.advice.negative_parts import words_of_part
@@ -48,6 +49,7 @@ from fxguard.advice.reduced_rows import words_of_rows
 from fxguard.advice.root_of_difference import words_of_difference
 from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
 from fxguard.advice.underflows import is_by_small_exp, small_exp, words_of_small_exp
+from fxguard.advice.windows import is_of_tanh, is_sum_of_windows
 from fxguard.advice.zero_options import words_of_option
 from fxguard.graph.poles import (
     DEFAULT_EPS,
@@ -331,6 +333,10 @@ RULES = (
          "edges",
          lambda c: signs.is_count_of_mask(c) and not signs.is_count_less_one(c),
          rewrites=_BY_COUNT),
+    Rule("zero divisor, domain", _LOG | {"div"}, "advice",
+         "take {n}.clamp(min=2) in the logarithm that divides: of a count of 1 it is 0, and of 0 "
+         "it is -inf", lambda c: bool(words_of_divided(c)), words=words_of_divided, alone=True,
+         tries=("log(a) -> log(a.clamp(min=2))",)),
     Rule("zero divisor", _LOG, "advice",
          "take log1p(n), or log(n.clamp(min=1)), where n counts: a count may be 0",
          signs.is_count_of_mask, rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
@@ -404,6 +410,10 @@ RULES = (
          "keep {number} {inside} where it is made, in {made}, {how}{lost}",
          is_at_both_ends, alone=True, words=words_of_end, maker=maker_at_end),
     Rule("zero divisor", _DIVISIONS, "advice",
+         "pad by half a window at both ends before the frames are cut, and cut that off behind the "
+         "division: at the ends windows add up to 0, and an eps makes huge samples there",
+         is_sum_of_windows, alone=True),
+    Rule("zero divisor", _DIVISIONS, "advice",
          "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
          "division, or add an eps to it",
          lambda c: not (c.has_other_pole() or signs.divides_by_number(c)
@@ -417,6 +427,10 @@ RULES = (
     Rule("domain", _POSITIVE | frozenset(DOMAINS), "advice",
          "keep {learned} {range}: make it as {by}; a bound on {c.x} has no gradient",
          lambda c: bool(words_of_learned(c)), alone=True, words=words_of_learned),
+    Rule("zero divisor", _names("atanh"), "advice",
+         "keep u, of which {c.bare} is tanh(u), and hand it on in place of {c.bare}: tanh has "
+         "rounded it to {c.number}, and of a bound atanh makes another u",
+         is_of_tanh, alone=True),
     Rule("domain", _POSITIVE, "advice",
          "change {grown} by a factor that stays positive, {grown} * exp(...), in {made}: a share "
          "of {grown} is added to it, which turns it negative where that share is below -1",

@@ -12,7 +12,7 @@ from fxguard.advice.surroundings import Surroundings
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import LOSSES
 from fxguard.plan.plan import Step
-from fxguard.source.assigned import statement_at, target_of
+from fxguard.source.assigned import expressions_on, statement_at, target_of
 from fxguard.source.named import (
     OPERATORS,
     given_text,
@@ -41,7 +41,13 @@ def written_operand(step: Step) -> str:
     if step.source is None:
         return ""
     name = plain(step.kind)
-    return operand_text(step.source.code, name) or operand_text(statement_at(step.source), name)
+    whole = operand_text(step.source.code, name) or operand_text(statement_at(step.source), name)
+    if whole:
+        return whole
+    # One line of a statement of several.
+    texts = [operand_texts(each, name) for each in expressions_on(step.source)]
+    found = set[str]().union(*texts)
+    return found.pop() if len(found) == 1 else ""
 
 
 def operand_in(around: Surroundings) -> str:

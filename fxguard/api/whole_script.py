@@ -20,6 +20,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.batch.lent_weights import lent_weights
 from fxguard.capture.instances import instances_of
+from fxguard.findings import Origin
 from fxguard.forgiving import or_else, theirs
 from fxguard.options import Options
 from fxguard.records import Role
@@ -40,6 +41,8 @@ __all__ = ["WholeScript"]
 
 # Causes of what is bad because of the numbers of an operation.
 ARITHMETIC = frozenset(["domain", "overflow", "rounding", "underflow", "zero divisor"])
+# What hands a whole tensor on, and to whom.
+ARRAYS = {"__array__": "NumPy", "numpy": "NumPy", "tolist": "Python"}
 OWN_BACKWARD = "an autograd function of the script made it in its own backward"
 NOTE = "note: {}; the script has read that, and no model and no loss of one"
 
@@ -47,6 +50,10 @@ NOTE = "note: {}; the script has read that, and no model and no loss of one"
 def _may_be_meant(tensor: Tensor) -> bool:
     """Whether a bad tensor holds -inf, which the logarithm of a probability of 0 is."""
     return not tensor.is_complex() and bool(tensor.isneginf().any())
+
+
+def _bad_count(origin: Origin) -> int:
+    return sum(filter(None, (origin.nan_count, origin.posinf_count, origin.neginf_count)))
 
 
 def _identity(error: BaseException) -> tuple[int, str]:
@@ -92,6 +99,7 @@ class WholeScript:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._kept: Report | None = None  # is told at the end
         self._noted: Report | None = None  # likewise, but in a line: no model has read it
+        self._first_reader = ""  # the function that has read what is kept or noted
         self._raised: tuple[tuple[int, str], Report] | None = None  # what raised last because of it
         self._beside = Beside(
             self._script_read,
@@ -134,7 +142,7 @@ class WholeScript:
         """Called with the arguments of a model, before its call."""
         lent, self._called = lent_weights(model), weakref.ref(model)
         self._lent = [weakref.ref(weight) for weight in lent]
-        self._beside.model_reads((args, kwargs, lent))
+        self._beside.model_reads(model, (args, kwargs, lent))
 
     def instead(self, report: Report) -> Report | None:
         """What made the bad numbers that a model or its loss was given, if that is reported."""
@@ -146,6 +154,8 @@ class WholeScript:
         is_given = report.phase in ("data", "loss") or report.origins[0].role is Role.WEIGHT
         if read is None and report.origins[0].role in (Role.WEIGHT, Role.BUFFER):
             return self._behind_lent(report) or self._behind_written(report)
+        if read is None and report.phase == "data":
+            return self._behind_array(report)
         if read is None or not is_given:
             return None
         if report.origins[0].is_operation and not report.origins[0].read_infinity:
@@ -157,6 +167,17 @@ class WholeScript:
         if made is None:
             return None
         why = (*made.why, f"it was read as {report.origins[0].message}")
+        return replace(made, batch_number=report.batch_number, why=why)
+
+    def _behind_array(self, report: Report) -> Report | None:
+        """What NumPy was given before an argument held as many such numbers, or more of them."""
+        made, origin = self._noted or self._kept, report.origins[0]
+        if made is None or self._first_reader not in ARRAYS:
+            return None
+        was, counts = made.origins[0], [_bad_count(x) for x in (made.origins[0], origin)]
+        if was.problem != origin.problem or not 0 < counts[0] <= counts[1]:
+            return None
+        why = (*made.why, f"{ARRAYS[self._first_reader]} was given it; then {origin.message}")
         return replace(made, batch_number=report.batch_number, why=why)
 
     def _behind_written(self, report: Report) -> Report | None:
@@ -274,6 +295,8 @@ class WholeScript:
         return None if report is None else replace(report, why=(*report.why, why))
 
     def _script_read(self, batch: Batch, by: list[Key]) -> None:
+        if self._kept is None and self._noted is None and self._beside.handed is not None:
+            self._first_reader = getattr(self._beside.handed.func, "__name__", "")
         if self._beside.has_no_model:
             self._kept = self._kept or self._report(batch, by)
         else:

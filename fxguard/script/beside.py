@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from fxguard.batch.batch import Batch
@@ -23,6 +24,7 @@ from fxguard.script.in_front import Arrival, InFront
 from fxguard.script.late import LateOperations, LatePair, later
 from fxguard.script.noted import Leaves, leaves_before
 from fxguard.script.operations import Record, kind_of_code, operations_with, pair_of
+from fxguard.script.reachable import tensors_within_reach
 from fxguard.script.transforms import Transforms
 from fxguard.torch_names import DisableTorchFunction
 
@@ -426,9 +428,11 @@ class Beside:
                 return True
         return False
 
-    def model_reads(self, values: Any) -> None:
-        """A model is about to read these arguments."""
+    def model_reads(self, model: Module, values: Any) -> None:
+        """A model is about to read these arguments, and what else is within its reach."""
         self._read = self._bad_handed(values)
+        if self._bad.are_any:
+            self._read.add(self._bad_handed(tensors_within_reach(model, nodes.leaves(values))))
         if self._leaves:
             self._in_front.listen(nodes.leaves(values))
 

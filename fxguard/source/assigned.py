@@ -17,6 +17,7 @@ __all__ = [
     "assignment_of",
     "assignments_of",
     "converted_by",
+    "expressions_on",
     "function_around",
     "function_called_in",
     "handed_on_by",
@@ -158,6 +159,17 @@ def statement_node(source: Source) -> ast.stmt | None:
     nodes = () if tree is None else ast.walk(tree)
     around = [each for each in nodes if isinstance(each, _SIMPLE) and holds(each, source.line)]
     return around[-1] if around else None
+
+
+def expressions_on(source: Source) -> list[str]:
+    """The largest expressions of a statement that are on one line of it alone."""
+    statement, found = statement_node(source), list[ast.expr]()
+    for node in () if statement is None else ast.walk(statement):  # outer nodes come first
+        if not isinstance(node, ast.expr) or any(node in ast.walk(each) for each in found):
+            continue
+        if node.lineno == node.end_lineno == source.line:
+            found.append(node)
+    return [ast.unparse(each) for each in found]
 
 
 def target_of(source: Source) -> str:

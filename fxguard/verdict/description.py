@@ -21,6 +21,7 @@ from fxguard.advice.reduced_rows import words_of_rows
 from fxguard.advice.rules import ASKS_BACK, BOUND, GREW, IN_LOGS, REJECT
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import words_for
+from fxguard.advice.written_operands import titled
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
 from fxguard.batch.step import Step
@@ -66,6 +67,8 @@ __all__ = ["Description", "position_of"]
 NO_CAUSE = "no cause: "  # prefix of the operands of an origin
 NO_ELEMENTS = "no elements: "  # the same where magnitudes tell the cause
 BOUNDS = ("bound the argument", "choose the divisor")  # how advice begins that keeps 0 away
+# These write an average into a buffer, or begin to.
+AVERAGES = frozenset(["add_", "copy_", "iadd", "isub", "lerp_", "mul_", "sub_"])
 _NOTHING = PlannedStep("", "", (), ())
 
 
@@ -327,7 +330,17 @@ class Description:
             written=written,
             suspects=self.suspects(blame, detail),
             gradient=self._gradient_of(blame, source),
+            averaged=self._averaged(blame, detail),
         )
+
+    def _averaged(self, blame: Blame, detail: Detail) -> str:
+        """The operation that writes a buffer which began at inf, ``add (q.py:32)``; "" if none."""
+        began = detail.numel in (detail.posinf_count, detail.neginf_count)
+        if not began or self.flow.values[blame.value].role is not Role.BUFFER:
+            return ""
+        read_by = [step for step in self.flow.steps if step.inputs[:1] == (blame.value,)]
+        step = next((each for each in read_by if each.kind in AVERAGES), None)
+        return "" if step is None else titled(step)
 
     def _gradient_of(self, blame: Blame, source: Source | None) -> str:
         """The expression that the line has for a value, if that is the gradient of a weight."""

@@ -46,11 +46,13 @@ LAGS = (
 
 SINKHORN = (
     "d = torch.rand(1, 6, 6, requires_grad=True)\nk = torch.exp(-d * torch.where("
-    "torch.arange(6) == 2, 9e4, 1.0) / 0.01)\nfor turn in range(5):\n{}k.square().sum().backward()\n"
+    "torch.arange(6) == 2, 9e4, 1.0) / 0.01)\nfor turn in range(5):\n{}"
+    "k.square().sum().backward()\n"
 )
 
 CONTRAST = (
-    "x = torch.randn(6, 4, requires_grad=True)\npos = torch.exp(x[:, 0])\nneg = torch.exp(x).sum(1)\n"
+    "x = torch.randn(6, 4, requires_grad=True)\n"
+    "pos = torch.exp(x[:, 0])\nneg = torch.exp(x).sum(1)\n"
     "ng = {}\nloss = -torch.log({}).mean()\nloss.backward()\n"
 )
 
@@ -67,7 +69,43 @@ ROWS = (
     "w[rows] -= 0.1 * g / {}\nassert w.isfinite().all()\n"
 )
 
+# Actions that a rollout stores after tanh has squashed them.
+ACTIONS = (
+    "u = torch.randn(6, 2) * {}\nstore = torch.zeros(6, 2)\nstore[:] = {}\n"
+    "w = torch.ones(2, requires_grad=True)\n(torch.atanh(store) * w).sum().backward()\n"
+)
+FRAMES = (
+    "n, hop = 16, 4\nwin = torch.hann_window(n)\nx = torch.randn(64, requires_grad=True)\n"
+    "frames = x.unfold(0, n, hop) * win\nT = frames.shape[0]\n"
+    "def add(f):\n"
+    "    return F.fold(f.T[None].contiguous(), (1, 64), (1, n), stride=(1, hop)).view(64)\n"
+    "env = {}\n(add(frames * win) / env).square().mean().backward()\n"
+)
+GRAPH = (
+    "a = (torch.rand(9, 9) < 0.3).float()\na[0] = 0\na[1] = 0\na[1, 0] = 1\n"
+    "w = torch.ones(9, requires_grad=True)\ndeg = a.sum(1)\n{}\n((a * s) @ w).sum().backward()\n"
+)
+ORBIT = (
+    "p = {{'ecc': torch.tensor([0.3, 0.9])}}\n"
+    "p = {{k: v.clone().requires_grad_() for k, v in p.items()}}\n"
+    "o, e = torch.optim.SGD(p.values(), lr=0.2), torch.ones(2)\nfor turn in range(2):\n"
+    "    nu = torch.atan2(torch.sqrt(1 + p['ecc']) * e,\n"
+    "                     torch.sqrt({}) * e)\n"
+    "    o.zero_grad()\n    (nu * 0 - p['ecc']).sum().backward()\n    o.step()\n"
+)
+
 FIRST = {
+    "actions after tanh": (ACTIONS.format(9, "torch.tanh(u)"), "keep u, of which store is tanh(u)"),
+    "one line of a statement": (
+        ORBIT.format("1 - p['ecc']"),
+        "keep the learned `p['ecc']` below 1",
+    ),
+    "windows that add up to 0": (
+        FRAMES.format("add((win ** 2).expand(T, n))"),
+        "pad by half a window at both ends",
+    ),
+    "a logarithm that divides": (GRAPH.format("s = 1 / deg.log()"), "take deg.clamp(min=2)"),
+    "the same by columns": (GRAPH.format("s = (a / torch.log(deg))[0]"), "take deg.clamp(min=2)"),
     "a barrier of a difference": (
         "w = torch.full((3, 3), 0.5, requires_grad=True)\nm = torch.eye(3) - w * w * 4\n"
         "(-torch.logdet(m)).backward()\n",
@@ -153,12 +191,22 @@ FIRST = {
 }
 
 TWINS = {
+    "a number that no tanh made": (
+        ACTIONS.format(9, "u.clamp(-1, 1)").replace("tanh(s", "tanh( s"),
+        "keep u, of which",
+    ),
+    "a sum that is no window": (
+        FRAMES.format("add((win ** 2).expand(T, n)) * x.relu()"),
+        "pad by half a window",
+    ),
+    "a logarithm of counts alone": (GRAPH.format("s = deg.log()"), "clamp(min=2)"),
     "a singular matrix": (
         "w = torch.ones(3, 3, requires_grad=True)\ntorch.logdet(w).backward()\n",
         MAGNITUDE,
     ),
     "a negative number without a determinant": (
-        "w = torch.full((3,), -0.5, requires_grad=True)\ntorch.log(1 - 4 * w * w).sum().backward()\n",
+        "w = torch.full((3,), -0.7, requires_grad=True)\nm = 1 - 4 * w * w\n"
+        "torch.log(m).sum().backward()\n",
         DOMAIN,
     ),
     "what is added is no share": (SEARCH.format("sqrt", "var = var + 0.7 * g"), SHARE),

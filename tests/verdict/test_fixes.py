@@ -492,6 +492,9 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
     "normalise in logarithms, from the exponents",
+    "take {n}.clamp(min=2)",
+    "pad by half a window",
+    "keep u, of which",
     "go back and halve a step",
     "make {matrix} positive definite",
     "take slogdet({matrix})",
