@@ -14,7 +14,7 @@ from fxguard.graph.poles import plain
 
 __all__ = ["is_of_tanh", "is_sum_of_windows"]
 
-_STORED = names_in("cat copy empty setitem stack tanh tensor zeros")
+_STORED = names_in("cat copy empty setitem stack tensor zeros")
 _ADDS_FRAMES = names_in("col2im conv_transpose1d fold overlap_add")
 
 
@@ -25,7 +25,7 @@ def is_sum_of_windows(case: Case) -> bool:
 
 
 def is_of_tanh(case: Case) -> bool:
-    """It is 1 or -1, a tanh or what was stored, and the same file takes a tanh."""
+    """It is 1 or -1, was stored or given, and the same file takes a tanh."""
     source = case.around.step.source
     is_end = bool(case.operands) and abs(case.operands[0].low) == 1
     step = made_by(case.around, case.around.culprit)

@@ -383,13 +383,13 @@ class Delivery:
     ) -> None:
         """Report what was found, or withhold it."""
         if self.withheld is not None:
+            is_free = error is None and not self.options.strict
+            if is_free and self.withheld.is_range_test(report, self.stream):
+                self.recorder.notes.update((each.message, each) for each in report.origins)
+                return
             if not self.withholds:
                 report = self.withheld.instead(report)
-            elif (
-                error is None
-                and not self.options.strict
-                and self.withheld.withholds(report, self.report_later, self.stream)
-            ):
+            elif is_free and self.withheld.withholds(report, self.report_later, self.stream):
                 self.recorder.notes.update((each.message, each) for each in report.origins)
                 return
         self._report(report, finished, error, tells)

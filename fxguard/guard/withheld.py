@@ -19,16 +19,19 @@ from typing import Any
 from torch import Tensor
 
 from fxguard.batch.late_outputs import LateOutputs
+from fxguard.forgiving import or_else
 from fxguard.graph import nodes
 from fxguard.guard.detection import Seen
 from fxguard.report import terminal
 from fxguard.report.report import Report
+from fxguard.source.range_tests import range_test_now
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Withheld"]
 
 KEPT = 64  # reports; later ones take the places of the first
 
+RANGE = "note: {}; the loop at {} raises the learning rate until then, and loads the weights again"
 NOTE = "note: {}; nothing is stopped unless a model or its loss turns bad"
 BEFORE = "before that, {}: perhaps it comes from there"
 
@@ -42,6 +45,7 @@ class Withheld:
         self.made_beside: Callable[[Report], Report | None] = lambda report: None
         self._reports: deque[tuple[LateOutputs, Report]] = deque(maxlen=KEPT)  # what was returned
         self._said = Seen()
+        self._range_tests: set[tuple[str, int]] = set()  # loops that were noted
         self._here = threading.local()
 
     def withholds(self, report: Report, hand_on: Callable[[Report], object], stream: str) -> bool:
@@ -57,6 +61,22 @@ class Withheld:
         self._here.report = report, weakref.WeakMethod(hand_on)  # type: ignore[arg-type] # it is
         if self._said.adds(report.origins):
             terminal.write(NOTE.format(report.origins[0].message), getattr(sys, stream))
+        return True
+
+    def is_range_test(self, report: Report, stream: str) -> bool:
+        """Whether a learning-rate range test runs, which ends with what was found. It is noted once.
+
+        Args:
+            report: what was found.
+            stream: name of the stream of ``sys`` where it is noted.
+        """
+        loop = or_else(None, range_test_now)
+        if loop is None:
+            return False
+        if loop.position not in self._range_tests:
+            self._range_tests.add(loop.position)
+            text = RANGE.format(report.origins[0].message, loop.place)
+            terminal.write(text, getattr(sys, stream))
         return True
 
     def returned(self, output: Any) -> None:
