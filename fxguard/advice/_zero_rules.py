@@ -137,6 +137,12 @@ def _vanished(case: Case) -> Mapping[str, str]:
     }
 
 
+def _forgotten(case: Case) -> str:
+    """``hmm.py:34``: where an exponential became 0 so long ago that only its line is known."""
+    source = None if zeros.share_of(case) else vanished.forgotten_exp(case)
+    return "" if source is None else source.place
+
+
 def _wider(dtype: str) -> str:
     return "float64" if dtype in ("float32", "float64") else "float32"
 
@@ -352,6 +358,10 @@ ZERO_RULES = (
          "take softmax of what {exp} reads as weights, in place of it divided by its sum: it made "
          "0 of {number}", lambda c: _is_vanished(c) and vanished.is_mean_by_kernel(c),
          words=_vanished),
+    Rule(_LOST, _LOG | _DIVISIONS, "advice",
+         "work in logs from exp ({place}) on, with logsumexp in place of sums and + in place of "
+         "products: it made 0 of numbers that are too low, and an eps only hides them",
+         lambda c: _forgotten(c) != "", words=lambda c: {"place": _forgotten(c)}, alone=True),
     Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "{exp} made 0 of {number}: work in logs there (logsumexp), as {dtype} holds {name} down "
          "to {name}({lowest})",

@@ -21,7 +21,7 @@ POLES = {
     "log1p": -1.0,
 }
 # Finite numbers make infinities here only where the dtype ends.
-GROWING = PRODUCTS | {"add", "cumsum", "mul", "square", "sub", "sum"}
+GROWING = PRODUCTS | {"add", "copy", "cumsum", "mul", "setitem", "square", "sub", "sum"}
 MANY = 2  # elements: which of them is not known
 QUOTIENTS = frozenset({"div", "divide", "true_divide", "truediv"})
 

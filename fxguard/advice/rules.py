@@ -63,7 +63,7 @@ from fxguard.graph.poles import (
     plain,
 )
 from fxguard.graph.tables import CASTS, SELECTS
-from fxguard.source.assigned import statement_at
+from fxguard.source.assigned import statement_at, target_of
 from fxguard.source.named import smooths
 from fxguard.source.same_operand import same_operand_at
 
@@ -182,6 +182,12 @@ def _zero_rows(case: Case) -> Mapping[str, str]:
     return {} if found is None else {"rows": found[1]}
 
 
+def _stored(case: Case) -> Mapping[str, str]:
+    """What is written: ``self.cache``."""
+    source = case.around.step.source
+    return {"stored": ("" if source is None else target_of(source)) or "what is written"}
+
+
 def _last_batch(case: Case) -> Mapping[str, str]:
     """Of rows that were not chosen by an index it may be a last batch that has only one."""
     culprit = case.around.culprit
@@ -292,6 +298,10 @@ RULES = (
     Rule("overflow", CASTS, "advice",
          "cast to {c.wider} here: {c.dtype}'s maximum is {c.limit:.5g}{c.why_not_bfloat16}",
          Case.is_half),
+    Rule("overflow", _names("copy setitem"), "advice",
+         "keep {stored} in {c.wider}, or scale what is written there before, and back where it is "
+         "read: {c.dtype}'s maximum is {c.limit:.5g}{c.why_not_bfloat16}", Case.is_half,
+         words=_stored),
     Rule("overflow", _KEPT_WIDE, "advice",
          "keep {c.where} in {c.wider}: {c.dtype}'s maximum is {c.limit:.5g}", signs.is_near_limit),
     Rule("overflow", None, "advice",

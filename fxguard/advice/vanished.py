@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from fxguard.advice._patterns import readers_of
@@ -16,12 +17,22 @@ from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
+from fxguard.records import Source
+from fxguard.source.assigned import statement_at
 
-__all__ = ["exponent_of", "is_mean_by_kernel", "lowest_exponent", "vanished_exp", "vanished_in"]
+__all__ = [
+    "exponent_of",
+    "forgotten_exp",
+    "is_mean_by_kernel",
+    "lowest_exponent",
+    "vanished_exp",
+    "vanished_in",
+]
 
 MOST_STEPS = 24  # from a divisor back to an exponential
 MASK = 1e6  # magnitudes as large as this mask
 
+_OF_EXP = re.compile(r"\b(exp|exp2)\(")
 _BASES = {"exp": math.e, "exp2": 2.0}
 _MAKES_ZEROS = names_in("diag diag_embed tril triu")
 # They are 0 where their first operand is.
@@ -57,6 +68,22 @@ def vanished_in(
     return _vanished(around, value, MOST_STEPS, makes or _exp_made_zeros)
 
 
+def forgotten_exp(case: Case) -> Source | None:
+    """The line of such an exponential, of which only the result was noted, a long time before."""
+    culprit = case.around.culprit
+    if culprit is None:
+        return None
+    step = _vanished(case.around, culprit, MOST_STEPS, lambda around, step: None, _is_exp_by_text)
+    return None if step is None else step.source
+
+
+def _is_exp_by_text(around: Surroundings, step: Step) -> bool:
+    """Whether the statement of an operation without operands takes an exponential."""
+    if step.source is None or not _has_zeros(around, step.outputs[0]):
+        return False
+    return bool(_OF_EXP.search(statement_at(step.source)))
+
+
 def _exp_made_zeros(around: Surroundings, step: Step) -> bool | None:
     return _made_zeros(around, step) if plain(step.kind) in _BASES else None
 
@@ -66,19 +93,22 @@ def _vanished(
     value: int,
     depth: int,
     makes: Callable[[Surroundings, Step], bool | None],
+    ends: Callable[[Surroundings, Step], bool] = lambda around, step: False,
 ) -> Step | None:
     step = around.maker_of(value)
-    if step is None or not step.inputs or not depth:
+    if step is None or not depth:
         return None
+    if not step.inputs:
+        return step if ends(around, step) else None
     name = plain(step.kind)
     if (has_made := makes(around, step)) is not None:
         return step if has_made else None
     is_handed_on = not step.counts or name in _PASSED or _is_power(step)
     if is_handed_on and not (name == "div" and step.number_first):
-        return _vanished(around, step.inputs[0], depth - 1, makes)
+        return _vanished(around, step.inputs[0], depth - 1, makes, ends)
     if name in _PRODUCTS or (name == "add" and not step.literals):
         read = [each for each in dict.fromkeys(step.inputs) if _has_zeros(around, each)]
-        found = [_vanished(around, each, depth - 1, makes) for each in read]
+        found = [_vanished(around, each, depth - 1, makes, ends) for each in read]
         is_sum = name == "add"
         all_read = len(read) == len(set(step.inputs)) if is_sum else bool(read)
         return found[0] if all_read and all(found) else None

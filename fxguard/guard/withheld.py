@@ -64,7 +64,7 @@ class Withheld:
         return True
 
     def is_range_test(self, report: Report, stream: str) -> bool:
-        """Whether a learning-rate range test runs, which ends with what was found. It is noted once.
+        """Whether a learning-rate range test runs, which ends with what was found; noted once.
 
         Args:
             report: what was found.

@@ -94,7 +94,29 @@ ORBIT = (
     "    o.zero_grad()\n    (nu * 0 - p['ecc']).sum().backward()\n    o.step()\n"
 )
 
+# A hidden Markov model whose probabilities are scaled in each of its turns.
+MARKOV = (
+    "mu = torch.tensor([0.0, 1.0], requires_grad=True)\nx = torch.randn(3, {})\nx[1, -1] = 60.0\n"
+    "b = torch.exp(-0.5 * (x[..., None] - mu) ** 2){}\na = torch.full((2, 2), 0.5)\n"
+    "alpha, ll = 0.5 * b[:, 0], torch.zeros(3)\nfor t in range(x.shape[1]):\n"
+    "    if t:\n        alpha = (alpha @ a) * b[:, t]\n    c = alpha.sum(-1, keepdim=True)\n"
+    "    ll = ll + torch.log(c.squeeze(-1))\n    alpha = alpha / c\nll.mean().backward()\n"
+)
+STORE = (
+    "store = torch.zeros(4, 3, dtype=torch.{})\nx = torch.full((4, 3), {})\n{}\n"
+    "w = torch.ones(3, requires_grad=True)\n(store.float() * w).sum().backward()\n"
+)
+
 FIRST = {
+    "densities that vanished long ago": (
+        MARKOV.format(40, " / 2.5"),
+        "work in logs from exp (script.py:8) on",
+    ),
+    "a table that is written": (
+        STORE.format("float16", 7e4, "store[1:] = x[1:]"),
+        "keep store in float32 or bfloat16, or scale what is written",
+    ),
+    "a copy": (STORE.format("float16", 7e4, "store.copy_(x)"), "keep store in float32 or bfloat16"),
     "actions after tanh": (ACTIONS.format(9, "torch.tanh(u)"), "keep u, of which store is tanh(u)"),
     "one line of a statement": (
         ORBIT.format("1 - p['ecc']"),
@@ -191,6 +213,17 @@ FIRST = {
 }
 
 TWINS = {
+    "states that cannot be": (
+        MARKOV.format(40, "").replace(
+            "torch.exp(-0.5 * (x[..., None] - mu) ** 2)",
+            "torch.relu(9 - (x[..., None] - mu).abs())",
+        ),
+        "work in logs from exp",
+    ),
+    "a table that holds it": (
+        STORE.format("float32", 7e4, "store.copy_(x / 0)"),
+        "scale what is written",
+    ),
     "a number that no tanh made": (
         ACTIONS.format(9, "u.clamp(-1, 1)").replace("tanh(s", "tanh( s"),
         "keep u, of which",

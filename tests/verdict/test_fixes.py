@@ -492,6 +492,8 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
     "normalise in logarithms, from the exponents",
+    "work in logs from exp ({place})",
+    "keep {stored} in",
     "take {n}.clamp(min=2)",
     "pad by half a window",
     "keep u, of which",
