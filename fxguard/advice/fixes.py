@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fxguard.advice.beginnings import MASK
 from fxguard.advice.case import Case
-from fxguard.advice.rules import MASK, RULES
+from fxguard.advice.rules import RULES
 from fxguard.advice.surroundings import Surroundings
 from fxguard.findings import BROUGHT, Fix
 from fxguard.forgiving import or_else

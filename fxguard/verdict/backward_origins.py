@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fxguard.advice.beginnings import ASKS_BACK
 from fxguard.advice.case import Case
 from fxguard.advice.causes import cause_of
 from fxguard.advice.fixes import MOST_FIXES, fixes_for
 from fxguard.advice.given import fixes_of_given
 from fxguard.advice.iterated import fix_of_turns
 from fxguard.advice.operands import gradient_text, operands_text
-from fxguard.advice.rules import ASKS_BACK
 from fxguard.advice.sigmoids import fix_of_sigmoid
 from fxguard.advice.signs import is_chosen_after
 from fxguard.advice.surroundings import Surroundings

@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxguard.advice.beginnings import ASKS_BACK, BOUND, GREW, IN_LOGS, REJECT
 from fxguard.advice.case import Case
 from fxguard.advice.causes import needed_by
 from fxguard.advice.fixes import MOST_FIXES, fixes_for
@@ -18,7 +19,6 @@ from fxguard.advice.given import fixes_of_entry, fixes_of_given
 from fxguard.advice.operands import DIMS_OF_HEADS, operands_text
 from fxguard.advice.positive import made_at
 from fxguard.advice.reduced_rows import words_of_rows
-from fxguard.advice.rules import ASKS_BACK, BOUND, GREW, IN_LOGS, REJECT
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import words_for
 from fxguard.advice.written_operands import titled

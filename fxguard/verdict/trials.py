@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fxguard.advice.beginnings import MASKS
 from fxguard.advice.fixes import MOST_FIXES
-from fxguard.advice.rules import MASKS
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.findings import Fix

@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from fxguard.advice import rules
+from fxguard.advice import _divisor_rules, _kinds, _overflow_rules
 from fxguard.graph.poles import LOSSES_OF_TARGETS
 
 # What a fix names has to be something that can be typed: keyword arguments of these functions.
 TAKEN = {
-    "eps": (rules._NORMS | {"poisson_nll_loss"}, rules._WITHOUT_EPS | {"weight_norm"}),
-    "dtype": (rules._TAKE_DTYPE, rules._REDUCED - rules._TAKE_DTYPE),
+    "eps": (
+        _divisor_rules._NORMS | {"poisson_nll_loss"},
+        _divisor_rules._WITHOUT_EPS | {"weight_norm"},
+    ),
+    "dtype": (_overflow_rules._TAKE_DTYPE, _kinds.REDUCED - _overflow_rules._TAKE_DTYPE),
     "correction": (frozenset({"std", "std_mean", "var", "var_mean", "cov"}), frozenset()),
     "zero_infinity": (frozenset({"ctc_loss"}), frozenset()),
     "reduction": (LOSSES_OF_TARGETS - {"linear_cross_entropy"}, frozenset()),
