@@ -244,6 +244,12 @@ def _lowered(case: Case) -> Mapping[str, str]:
     return {"place": "" if source is None else source.place}
 
 
+def _has_no_slope_at_zero(case: Case) -> bool:
+    """A gradient flows through it, and at 0 its derivative is infinite."""
+    exponents = case.around.step.literals if case.name in _POWERS else ()
+    return case.is_differentiated() and not (exponents and min(exponents) >= 1)
+
+
 def _is_only_a_difference(case: Case) -> bool:
     is_state = cancelled.cancelled_state(case) is not None
     is_other = signs.is_difference_with_square(case) or signs.is_root_of_powers(case)
@@ -512,7 +518,14 @@ ZERO_RULES = (
     Rule("domain", _LOG | _POWERS | _ROOTS, "advice",
          "keep {c.x} from falling below 0 where it is lowered ({place}): take away no more than "
          "there is, by minimum, or clamp(min=0) what is left",
-         lambda c: lowered.lowered_at(c) is not None, words=_lowered),
+         lambda c: lowered.lowered_at(c) is not None and not _has_no_slope_at_zero(c),
+         words=_lowered),
+    Rule("domain", _LOG | _POWERS | _ROOTS, "advice",
+         "keep {c.x} above 0 where it is lowered ({place}): multiply it by a share that stays, as "
+         "exp(-what is taken / {c.x}), or clamp(min=1e-6) what is left: at 0 {c.name} has no "
+         "derivative",
+         lambda c: lowered.lowered_at(c) is not None and _has_no_slope_at_zero(c),
+         words=_lowered),
     Rule("domain", _POWERS, "advice",
          "clamp what the first power reads, {c.base}.clamp(min=1e-6): a mean of powers may be "
          "negative, and has no root", signs.is_root_of_powers),

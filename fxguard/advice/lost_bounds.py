@@ -58,13 +58,19 @@ def words_of_bound(case: Case) -> Mapping[str, str]:
     what = "is 0" if found is not None else f"has no value at {one}"
     return {
         "constant": f"`{bound.text}`",
-        "place": bound.source.place,
+        "place": " and ".join(_places_of(bound, 2 * form.eps)),
         "both": ", and so at -1" if both else "",
         "instead": f"{one} {sign} {DISTANCES[dtype]}",
         "held": f"is {one}" if is_lost else f"is {one} but for roundings",
         "half": dtype,
         "what": f"{titled(case.around.step if found is None else found)} {what}",
     }
+
+
+def _places_of(bound: NearOne, distance: float) -> list[str]:
+    """Where a file has the same bound, that one first."""
+    alike = [each for each in near_ones(bound.source.file, distance) if each.text == bound.text]
+    return list(dict.fromkeys(each.source.place for each in (bound, *alike)))
 
 
 def _bounds_behind(source: Source, distance: float) -> list[NearOne]:

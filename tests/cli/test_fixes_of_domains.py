@@ -107,7 +107,21 @@ STORE = (
     "w = torch.ones(3, requires_grad=True)\n(store.float() * w).sum().backward()\n"
 )
 
+EPIDEMIC = (
+    "a = torch.tensor({}, requires_grad=True)\ns, i = torch.tensor(0.9), torch.tensor(0.1)\n"
+    "for t in range(12):\n    new = 2.5 * s ** a * i\n    s = s - new\n    i = i + new - 0.2 * i\n"
+    "(s + i).backward()\n"
+)
+BALL = (
+    "EPS = 1e-8\ndef project(x):\n    n = x.norm(dim=-1, keepdim=True)\n"
+    "    return torch.where(n > 1 - EPS, x / n * (1 - EPS), x)\n"
+    "w = torch.randn(5, 3, requires_grad=True)\nn = project(w * 9).norm(dim=-1)\n"
+    "torch.atanh(n.clamp(max=1 - EPS)).sum().backward()\n"
+)
+
 FIRST = {
+    "a stock that is a base": (EPIDEMIC.format(0.96), "keep s above 0 where it is lowered"),
+    "a bound at two lines": (BALL, "for `1 - EPS` (script.py:8 and script.py:11)"),
     "densities that vanished long ago": (
         MARKOV.format(40, " / 2.5"),
         "work in logs from exp (script.py:8) on",
@@ -213,6 +227,10 @@ FIRST = {
 }
 
 TWINS = {
+    "a stock of which nothing is learned": (
+        EPIDEMIC.format(0.96).replace(", requires_grad=True", "").replace(".backward()", ".item()"),
+        "keep s above 0",
+    ),
     "states that cannot be": (
         MARKOV.format(40, "").replace(
             "torch.exp(-0.5 * (x[..., None] - mu) ** 2)",
