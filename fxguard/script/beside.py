@@ -32,6 +32,7 @@ __all__ = ["Beside", "Handed"]
 
 MOST_REPETITIONS = 3  # of a backward: a bad gradient that is not explained stays bad
 MOST_RAISED = 32  # exceptions that are looked into: a script may try again and again
+MOST_WALKS = 64  # through all that a model may read, while something is bad
 MOST_READ = 8  # bad values that one loss has read
 MOST_NUMBERS = 256  # that are not finite and were handed to Python
 MOST_DERIVED = 64  # integers that are known to come of bad numbers
@@ -121,6 +122,7 @@ class Beside:
         self._derived: list[tuple[weakref.ref[Tensor], Handed]] = []  # integers of bad numbers
         self._numbers: dict[int, tuple[float, Handed]] = {}  # that Python was given, by id
         self._exceptions = MOST_RAISED  # that are left
+        self._walks = MOST_WALKS  # likewise
         self._leaves: Leaves = {}
         self.operations = operations_with(self, self._leaves)
         self._transforms = Transforms(self.operations.of, self._ended)
@@ -431,7 +433,8 @@ class Beside:
     def model_reads(self, model: Module, values: Any) -> None:
         """A model is about to read these arguments, and what else is within its reach."""
         self._read = self._bad_handed(values)
-        if self._bad.are_any:
+        if self._bad.are_any and self._walks:
+            self._walks -= 1
             self._read.add(self._bad_handed(tensors_within_reach(model, nodes.leaves(values))))
         if self._leaves:
             self._in_front.listen(nodes.leaves(values))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -87,6 +89,30 @@ def test_a_hook_of_the_user_is_not_blamed_on_an_operation() -> None:
     with pytest.raises(fxguard.NonFiniteError) as found:
         _step(model, order=1)
     assert "gradient of a gradient" not in str(found.value)
+
+
+def test_nothing_of_it_is_kept() -> None:
+    """Graph runs whose gradients were differentiated are known, and their tensors are not kept."""
+    model = Energy(HEALTHY["a norm"])
+    fxguard.instrument(model)
+    references = []
+    for _ in range(3):
+        x = torch.randn(16, 3, requires_grad=True)
+        energy = model(x)
+        (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        force.square().mean().backward()
+        model(x.detach()).sum().backward()
+        references += [weakref.ref(each) for each in (x, energy, force)]
+        del x, energy, force
+    gc.collect()
+    assert not any(each() is not None for each in references)
+    x = torch.randn(16, 3, requires_grad=True)
+    energy = model(x)
+    (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+    references = [weakref.ref(each) for each in (x, energy, force)]
+    del x, energy, force  # no backward follows
+    gc.collect()
+    assert not any(each() is not None for each in references)
 
 
 def test_an_earlier_force_is_not_blamed() -> None:
