@@ -23,8 +23,8 @@ from fxguard.advice.learned_ranges import words_of_learned
 from fxguard.advice.negative_parts import words_of_part
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.own_rates import words_of_rate
+from fxguard.advice.stored_tanh import is_of_tanh
 from fxguard.advice.underflows import is_by_small_exp, small_exp, words_of_small_exp
-from fxguard.advice.windows import is_of_tanh
 from fxguard.graph.poles import LAWS, SINGULAR
 
 __all__ = ["DOMAIN_RULES"]

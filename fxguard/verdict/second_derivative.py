@@ -32,10 +32,9 @@ def origin_of_second_derivative(origin: Origin, kept: Sequence[KeptRun]) -> Orig
     Returns:
         The same object if every operation of these has a second derivative.
     """
+    nothing: list[Steep] = []
     for run in reversed(kept):
-        found: list[Steep] = []
-        found = or_else(found, steep_operations, run)
-        if found:
+        if found := or_else(nothing, steep_operations, run):
             return _told(origin, found[0])
     return origin
 

@@ -243,7 +243,7 @@ TWINS = {
         "scale what is written",
     ),
     "a number that no tanh made": (
-        ACTIONS.format(9, "u.clamp(-1, 1)").replace("tanh(s", "tanh( s"),
+        ACTIONS.format(9, "u.clamp(-1, 1)"),
         "keep u, of which",
     ),
     "a sum that is no window": (
