@@ -174,9 +174,11 @@ class Report(Displayed):
     @property
     def _fixes(self) -> tuple[Fix, ...]:
         """The fixes for what the report begins with."""
-        if self.grown:
-            return (text.BLOWN_UP,)
-        return next((origin.fixes for origin in self.origins if not origin.follows), ())
+        found = next((origin.fixes for origin in self.origins if not origin.follows), ())
+        if not self.grown:
+            return found
+        of_form = (each for each in found[:1] if each.text.startswith(text.OF_FORM))
+        return (*of_form, text.BLOWN_UP)
 
     def _note(self, origin: Origin) -> str:
         return text.because(replace(origin, fixes=()) if self.grown else origin)

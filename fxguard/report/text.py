@@ -16,6 +16,7 @@ __all__ = [
     "HEADER",
     "INDENT",
     "NOT_REPEATED",
+    "OF_FORM",
     "absorbed_line",
     "because",
     "cause_text",
@@ -33,6 +34,8 @@ __all__ = [
 HEADER = f"{'abs min':8} {'abs max':8} metadata"
 INDENT = " " * 18  # the width of two numbers and the blanks around them
 MOST_FIXES = 2  # shown
+# How a fix begins that keeps weights, however large their steps are, where something has a value.
+OF_FORM = ("keep the learned ", "keep the poles ")
 
 # Prefix of an answer that repeats the number at the end of the operands.
 IN_FLOAT64 = "in float64 it is "

@@ -185,3 +185,25 @@ def test_the_repair_is_not_said_of_something_else(run_here: RunHere, name: str) 
     fixes = run_here(f"{IMPORTS}{text}").fixes
     assert fixes
     assert not any(fix in each for each in fixes)
+
+
+POLE_STEPS = (
+    "class Filter(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.a = nn.Parameter(torch.tensor(-0.4))\n"
+    "        self.b = nn.Parameter(torch.tensor(0.2))\n"
+    "    def forward(self, x):\n        y1 = y2 = torch.zeros(2)\n        out = []\n"
+    "        for n in range(x.shape[1]):\n            y = x[:, n] - self.a * y1 - self.b * y2\n"
+    "            out.append(y)\n            y1, y2 = y, y1\n        return torch.stack(out, 1)\n"
+    "net = Filter()\nopt = torch.optim.SGD(net.parameters(), lr=1e8)\nfor turn in range(9):\n"
+    "    loss = (net(torch.randn(2, 60)) - 1).square().mean()\n"
+    "    opt.zero_grad()\n    loss.backward()\n    opt.step()\n"
+)
+
+
+def test_poles_come_before_the_learning_rate(run_here: RunHere) -> None:
+    """A step made the weights large; what keeps the filter stable does so at any rate."""
+    found = run_here(IMPORTS + POLE_STEPS)
+    assert found.status == 3
+    assert "it was " in found.err.splitlines()[0]
+    assert found.fixes[0].startswith("fix: keep the poles of this recursion (script.py:14)")
+    assert found.fixes[1].startswith("or: a smaller learning rate")
