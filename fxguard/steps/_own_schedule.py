@@ -28,7 +28,8 @@ def bad_part_at(source: Source) -> BadPartError | None:
             or in a function that is running.
     """
     function = function_around(source)
-    body = list(_statements(function, source.line))
+    counted = set(_counted(function))
+    body = [x for x in _statements(function, source.line) if _assigned(x) not in counted]
     for variables, last in _variables(source, function):
         before = _added_after(function, source.line, last)
         if (found := bad_part_of(body, source.file, variables, before)) is not None:
@@ -55,6 +56,17 @@ def _added_after(function: ast.AST, line: int, last: float) -> dict[str, float |
                 added = {ast.Add: value, ast.Sub: -value}.get(type(each.op))
             found[name] = added
     return found
+
+
+def _counted(function: ast.AST) -> Iterator[str]:
+    """The variables that a function counts, ``it += 1``: they are no more what they began as."""
+    for each in ast.walk(function):
+        if isinstance(each, ast.AugAssign):
+            yield ast.unparse(each.target)
+
+
+def _assigned(statement: ast.stmt) -> str:
+    return ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
 
 
 def _statements(function: ast.AST, line: int) -> Iterator[ast.stmt]:

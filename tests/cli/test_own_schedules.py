@@ -62,3 +62,18 @@ def test_a_number_that_may_have_changed_is_not_shown(run_here: RunHere) -> None:
     lines = f"        lr = 0.1 * (np.float64(1) - self.n / self.end) ** 0.9\n{SET}"
     told = run_here(PROGRAM.format(f"{lines}        if self.opt:\n            self.n += 1\n")).err
     assert "fix: look at how the learning rate is computed (advice)" in told
+
+
+def test_a_counter_of_the_module_is_what_it_has_become(run_here: RunHere) -> None:
+    """And not the 0 that it began as."""
+    text = (
+        "cfg = dict(lr=0.1, power=0.9)\ntotal = 10\ndef poly(it):\n"
+        "    return cfg['lr'] * np.power(1 - it / total, cfg['power'])\n"
+        "net = nn.Linear(3, 1)\nopt = torch.optim.SGD(net.parameters(), 0.1)\nit = 0\n"
+        "for epoch in range(3):\n    for part in range(6):\n        for g in opt.param_groups:\n"
+        "            g['lr'] = poly(it)\n        opt.zero_grad()\n"
+        "        net(torch.ones(4, 3)).mean().backward()\n        opt.step()\n        it += 1\n"
+    )
+    told = run_here(IMPORTS + text).err
+    assert "computed: np.power(1 - 11 / 10, cfg['power']) (script.py:8)" in told
+    assert PAST in told
