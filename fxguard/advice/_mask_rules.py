@@ -14,6 +14,7 @@ from fxguard.advice.filtered_rows import filter_of, words_of_filter, words_of_ma
 from fxguard.advice.impossible_rows import has_impossible_row, words_of_emptied, words_of_row
 from fxguard.advice.infinite_terms import words_of_infinities
 from fxguard.advice.reduced_rows import words_of_rows
+from fxguard.advice.triangles import words_of_triangle
 from fxguard.graph.poles import LOSSES_OF_TARGETS, PRODUCTS, SOFTMAXES
 from fxguard.source.assigned import statement_at
 from fxguard.source.named import smooths
@@ -101,6 +102,10 @@ MASK_RULES = (
     Rule("masked row", _names("logsumexp logcumsumexp"), "advice",
          "begin with torch.finfo({c.torch_dtype}).min in place of -inf for what cannot be reached: "
          "{c.name} of -inf alone has no derivative"),
+    Rule("masked row", SOFTMAXES, "advice",
+         "leave each row its own entry, diagonal={diagonal} in {call} ({place}): as it is, the "
+         "first row of the mask is empty",
+         lambda c: bool(words_of_triangle(c)), words=words_of_triangle, alone=True),
     Rule("masked row", SOFTMAXES, "advice",
          "keep the largest entry of each row, whatever {mask} says: it is made of the scores that "
          "it hides, and hid all of a row",

@@ -119,7 +119,20 @@ BALL = (
     "torch.atanh(n.clamp(max=1 - EPS)).sum().backward()\n"
 )
 
+CAUSAL = (
+    "q = torch.randn(2, 5, 4, requires_grad=True)\nm = {}\n"
+    "s = (q @ q.mT).masked_fill({}, -torch.inf)\n(s.softmax(-1) @ q).sum().backward()\n"
+)
+
 FIRST = {
+    "a triangle without its diagonal": (
+        CAUSAL.format("torch.tril(torch.ones(5, 5), diagonal=-1)", "m == 0"),
+        "leave each row its own entry, diagonal=0 in tril (script.py:6)",
+    ),
+    "one that hides the diagonal": (
+        CAUSAL.format("torch.ones(5, 5).triu().bool()", "m"),
+        "leave each row its own entry, diagonal=1 in triu (script.py:6)",
+    ),
     "a stock that is a base": (EPIDEMIC.format(0.96), "keep s above 0 where it is lowered"),
     "a bound at two lines": (BALL, "for `1 - EPS` (script.py:8 and script.py:11)"),
     "densities that vanished long ago": (
@@ -227,6 +240,14 @@ FIRST = {
 }
 
 TWINS = {
+    "a row of padding": (
+        CAUSAL.format("torch.tril(torch.ones(5, 5))", "(m == 0) | (torch.arange(5) < 2)"),
+        "leave each row its own entry",
+    ),
+    "a later row": (
+        CAUSAL.format("torch.tril(torch.ones(5, 5), diagonal=-1); m[0, 0] = 1; m[2] = 0", "m == 0"),
+        "leave each row its own entry",
+    ),
     "a stock of which nothing is learned": (
         EPIDEMIC.format(0.96).replace(", requires_grad=True", "").replace(".backward()", ".item()"),
         "keep s above 0",

@@ -492,6 +492,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
     "normalise in logarithms, from the exponents",
+    "leave each row its own entry",
     "keep {c.x} above 0 where it is lowered",
     "work in logs from exp ({place})",
     "keep {stored} in",
