@@ -16,6 +16,7 @@ from fxguard.plan.plan import Step
 
 __all__ = [
     "are_equal",
+    "divides_by",
     "factors_of",
     "is_made_by",
     "is_square_of",
@@ -102,6 +103,12 @@ def readers_of(around: Surroundings, value: int) -> Iterator[tuple[Step, int]]:
                 seen.update(step.outputs)
             else:
                 yield step, read
+
+
+def divides_by(step: Step, value: int) -> bool:
+    """Whether it divides something else, or a number, by a value."""
+    is_by = plain(step.kind) == "div" and step.inputs[-1:] == (value,)
+    return is_by and (len(set(step.inputs)) == 2 or step.number_first)
 
 
 def one_minus_of(step: Step | None) -> int | None:

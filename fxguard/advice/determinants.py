@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fxguard.advice._kinds import LOG
 from fxguard.advice._patterns import factors_of, made_by, terms_of
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
@@ -19,15 +20,13 @@ __all__ = ["is_barrier", "is_of_variables", "is_to_be_positive", "words_of_matri
 
 _PRODUCTS = names_in("bmm einsum matmul mm mul")
 _ADDED_UP = names_in("diagonal einsum sum trace")
-_LOGS = names_in("log log10 log2")
 
 
 def words_of_matrix(case: Case) -> Mapping[str, str]:
     """``{"matrix": "M"}`` of ``logdet(M)`` or ``log(det(M))`` with a determinant below 0; or {}."""
-    if _matrix(case) is None:
+    det = _determinant(case)
+    if det is None:
         return {}
-    det = case.around.step if case.name == "logdet" else made_by(case.around, case.around.culprit)
-    assert det is not None
     return {"matrix": without_parentheses(written_operand(det)) or free_letter(det, "M")}
 
 
@@ -62,13 +61,18 @@ def is_of_variables(case: Case) -> bool:
     return _matrix(case) is not None and not (is_barrier(case) or is_to_be_positive(case))
 
 
+def _determinant(case: Case) -> Step | None:
+    """The operation that took a determinant below 0; None elsewhere."""
+    step = case.around.step if case.name == "logdet" else None
+    if case.name in LOG:
+        step = made_by(case.around, case.around.culprit)
+    is_one = step is not None and plain(step.kind) in ("det", "logdet") and bool(step.inputs)
+    return step if is_one else None
+
+
 def _matrix(case: Case) -> int | None:
-    """The matrix whose determinant is below 0; None elsewhere."""
-    if case.name == "logdet":
-        return case.around.culprit
-    step = made_by(case.around, case.around.culprit) if case.name in _LOGS else None
-    is_of_det = step is not None and plain(step.kind) == "det"
-    return step.inputs[0] if is_of_det and step is not None and step.inputs else None
+    step = _determinant(case)
+    return None if step is None else step.inputs[0]
 
 
 def _made_by(case: Case) -> Step | None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxguard.advice import signs
-from fxguard.advice._patterns import made_by, readers_of
+from fxguard.advice._kinds import LOG
+from fxguard.advice._patterns import divides_by, made_by, readers_of
 from fxguard.advice.case import Case
 from fxguard.advice.written_operands import without_parentheses, written_operand
 from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
 
 __all__ = ["words_of_divided"]
-
-_LOGS = ("log", "log10", "log2")
 
 
 def words_of_divided(case: Case) -> Mapping[str, str]:
@@ -28,24 +27,22 @@ def words_of_divided(case: Case) -> Mapping[str, str]:
 
 
 def _log(case: Case) -> Step | None:
-    if case.name in _LOGS:
+    if case.name in LOG:
         return case.around.step
     step = made_by(case.around, case.around.culprit)
-    return step if step is not None and plain(step.kind) in _LOGS else None
+    return step if step is not None and plain(step.kind) in LOG else None
 
 
 def _divides(case: Case, log: Step) -> bool:
     return any(
-        (plain(step.kind) == "div" and step.inputs[-1:] == (read,) and step.inputs[:1] != (read,))
-        or plain(step.kind) == "reciprocal"
-        or (plain(step.kind) == "div" and step.number_first)
+        plain(step.kind) == "reciprocal" or divides_by(step, read)
         for step, read in readers_of(case.around, log.outputs[0])
     )
 
 
 def _counts(case: Case, log: Step) -> bool:
     """Whether it counts: a sum of a mask, or whole numbers by another way."""
-    if case.name in _LOGS:
+    if case.name in LOG:
         return signs.is_count_of_mask(case) or signs.divides_by_whole_numbers(case)
     counted = made_by(case.around, log.inputs[0]) if log.inputs else None
     return counted is not None and plain(counted.kind) in ("bincount", "sum")

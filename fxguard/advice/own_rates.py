@@ -22,7 +22,7 @@ MOST_DEPTH = 6  # of factors
 
 
 def words_of_rate(case: Case) -> Mapping[str, str]:
-    """What is made of which share of itself, ``{"x": "var", "made": "add (es.py:53)"}``; or {}."""
+    """What gets a share of itself, ``{"grown": "var", "made": "add (es.py:53)"}``; or {}."""
     step = made_at(case.around, case.around.culprit)
     if step is None or not _grows_by_share(case.around, step):
         return {}
@@ -39,13 +39,16 @@ def _grows_by_share(around: Surroundings, step: Step) -> bool:
     if len(set(inputs)) != 2 or name not in ("add", "mul", "sub"):
         return False
     first, second = inputs
-    for kept, other in ((first, second), (second, first))[: 1 if name == "sub" else 2]:
-        maker = made_by(around, other)
-        is_share = _is_one_and_more(around, maker) if name == "mul" else False
-        is_share = is_share or (name != "mul" and _is_factor(around, kept, other, MOST_DEPTH))
-        if is_share and _is_kept(around, kept, step):
-            return True
-    return False
+    pairs = [(first, second)] if name == "sub" else [(first, second), (second, first)]
+    return any(
+        _is_kept(around, kept, step)
+        and (
+            _is_one_and_more(around, made_by(around, other))
+            if name == "mul"
+            else _is_factor(around, kept, other, MOST_DEPTH)
+        )
+        for kept, other in pairs
+    )
 
 
 def _is_kept(around: Surroundings, value: int, step: Step) -> bool:

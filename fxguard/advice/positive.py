@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxguard.advice._patterns import is_square_of, readers_of
+from fxguard.advice._patterns import divides_by, is_square_of, readers_of
 from fxguard.advice.surroundings import Surroundings
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
@@ -118,9 +118,8 @@ def other_pole(around: Surroundings) -> Step | None:
     """Another operation that has a pole where the operand, or what it is computed from, is 0."""
     for value in _same_zero(around):
         for step, read in readers_of(around, value):
-            divides = plain(step.kind) == "div" and step.inputs[-1:] == (read,)
-            divides = divides and (len(set(step.inputs)) == 2 or step.number_first)
-            if step is not around.step and (plain(step.kind) in _POLES or divides):
+            has_pole = plain(step.kind) in _POLES or divides_by(step, read)
+            if step is not around.step and has_pole:
                 return step
     return None
 

@@ -85,11 +85,11 @@ class KeptRun:
     of_tape: bool = False  # True if it is not a run of a captured graph
     # Outputs that the model returned and did not read itself: gradients come from outside only.
     returned: Collection[int] = ()
-    is_differentiated_again: bool = False  # whether autograd recorded the operations of a backward
+    is_differentiated_again: bool = False  # whether a backward was recorded: create_graph=True
 
     def came_in(self, position: int, gradient: Tensor) -> None:
         """Note a gradient that reached an output, maybe from a loss whose own gradient is known."""
-        self.is_differentiated_again |= torch.is_grad_enabled()  # as with create_graph=True
+        self.is_differentiated_again |= torch.is_grad_enabled()
         losses = self.inner.get(position)
         if losses and any(loss in self.incoming for loss in losses) and is_plain(gradient):
             self.samples[position] = sample_of(gradient)

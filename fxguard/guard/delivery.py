@@ -383,16 +383,19 @@ class Delivery:
     ) -> None:
         """Report what was found, or withhold it."""
         if self.withheld is not None:
-            is_free = error is None and not self.options.strict
-            if is_free and self.withheld.is_range_test(report, self.stream):
+            if error is None and not self.options.strict and self._is_withheld(report):
                 self.recorder.notes.update((each.message, each) for each in report.origins)
                 return
             if not self.withholds:
                 report = self.withheld.instead(report)
-            elif is_free and self.withheld.withholds(report, self.report_later, self.stream):
-                self.recorder.notes.update((each.message, each) for each in report.origins)
-                return
         self._report(report, finished, error, tells)
+
+    def _is_withheld(self, report: Report) -> bool:
+        found = self.withheld
+        return found is not None and (
+            found.is_range_test(report, self.stream)
+            or (self.withholds and found.withholds(report, self.report_later, self.stream))
+        )
 
     def report_later(self, report: Report) -> None:
         """Hand on a report that was withheld.

@@ -13,14 +13,13 @@ from fxguard.source.assigned import function_around, holds
 
 __all__ = ["Branch", "other_branch"]
 
-LONGEST = 40  # characters of a condition that is quoted
+LONGEST = 60  # characters of a statement that is quoted
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
     """One branch of an ``if``."""
 
-    condition: str  # of the ``if``: ``args.lindisp``
     statement: str
     place: str  # ``nerf.py:61``
 
@@ -32,8 +31,7 @@ def other_branch(source: Source) -> Branch | None:
         source: a line in one branch of an ``if``.
 
     Example:
-        Of the second line in ``if inverse:``, ``z = 1 / x``, ``else:``, ``z = x`` it is ``z = x``,
-        with the condition ``inverse``.
+        Of the second line in ``if inverse:``, ``z = 1 / x``, ``else:``, ``z = x`` it is ``z = x``.
     """
     for node in ast.walk(function_around(source)):
         if not isinstance(node, ast.If) or len(node.body) != 1 or len(node.orelse) != 1:
@@ -42,10 +40,9 @@ def other_branch(source: Source) -> Branch | None:
         is_here = [holds(each, source.line) for each in pair]
         if any(is_here):
             taken, other = pair if is_here[0] else reversed(pair)
-            condition = ast.unparse(node.test)
-            if _targets(taken) == _targets(other) != [] and len(condition) <= LONGEST:
-                place = f"{source.place.rpartition(':')[0]}:{other.lineno}"
-                return Branch(condition, ast.unparse(other), place)
+            statement = ast.unparse(other)
+            if _targets(taken) == _targets(other) != [] and len(statement) <= LONGEST:
+                return Branch(statement, Source(source.file, other.lineno, "").place)
     return None
 
 

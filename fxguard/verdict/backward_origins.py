@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fxguard.advice.beginnings import ASKS_BACK
+from fxguard.advice.beginnings import ASKS_BACK, LOOKS
 from fxguard.advice.case import Case
 from fxguard.advice.causes import cause_of
 from fxguard.advice.fixes import MOST_FIXES, fixes_for
@@ -55,7 +55,6 @@ __all__ = [
 ]
 
 MOST_NAMES = 3  # of leaves
-LOOKS = "look at "  # how a fix begins that names no change
 REPAIRS_MORE = "reads it, too"  # in a fix that helps another operation as well
 
 # The operands of an origin whose numbers are not those of the model's backward.

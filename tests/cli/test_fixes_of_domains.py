@@ -316,10 +316,6 @@ TWINS = {
         "k = torch.tensor([0.0, 1.0], requires_grad=True)\ntorch.lgamma(k).sum().backward()\n",
         "a count is -1",
     ),
-    "an entry of a table": (
-        ROWS.format("(acc + 0)[rows][0]").replace("float16", "float32").replace("1e-5", "0.0"),
-        "kept from step to step",
-    ),
 }
 
 
