@@ -131,8 +131,8 @@ DOMAIN_RULES = (
          "compute {c.name} and what it reads in float32: {c.dtype} does not hold it", Case.is_half,
          last=True),
     *(Rule(cause, _names("div reciprocal"), "advice",
-           IN_LOGS + " from {exp} on, with logsumexp in place of {product}: an eps makes other "
-           "numbers of a divisor so small", fits, words=words_of_small_exp)
+           IN_LOGS + " from {exp} on, with logsumexp in place of {product}: an eps would "
+           "change a divisor this small", fits, words=words_of_small_exp)
       for cause, fits in (("underflow", lambda c: small_exp(c) is not None),
                           ("overflow", is_by_small_exp))),
     Rule("underflow", None, "advice",

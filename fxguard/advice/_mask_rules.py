@@ -42,7 +42,7 @@ MASK_RULES = (
          lambda c: bool(becomes.words_of_log(c)), words=becomes.words_of_log),
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",
-         "put 0 where the mask is before this product, {c.masked}: 0 * -inf is NaN",
+         "set masked entries to 0 before this product, {c.masked}: 0 * -inf is NaN",
          lambda c: signs.is_masked_log(c) or signs.is_masked_value(c),
          rewrites=("a * b -> {c.without_infinity}",)),
     Rule("domain", _names("mul"), "exact",
@@ -66,7 +66,7 @@ MASK_RULES = (
          "{filled} behind {reduce}: it has put nothing into some rows, and the infinity that they "
          "began with is left", lambda c: bool(words_of_rows(c)), words=words_of_rows),
     Rule("domain", PRODUCTS | REDUCED, "advice",
-         "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)",
+         "set masked entries to 0 before the {c.name}: masked_fill(mask, 0)",
          lambda c: c.reads_mask() and not words_of_emptied(c) and not words_of_rows(c)),
     Rule("domain", _names("kl_div"), "advice",
          "give {c.name} probabilities, log_p.exp() with log_target=False: it takes 0 * log(0) as 0 "
@@ -111,8 +111,8 @@ MASK_RULES = (
          "it hides, and hid all of a row",
          lambda c: filter_of(c) is not None, words=words_of_filter),
     Rule("masked row", SOFTMAXES, "advice",
-         "mask with torch.finfo({c.torch_dtype}).min in place of -inf in {filled}, and put 0 where "
-         "`{mask}` is behind {c.name}, by masked_fill({mask}, 0): no entry of such a row counts",
+         "mask with torch.finfo({c.torch_dtype}).min in place of -inf in {filled}, and set to 0 "
+         "what {c.name} returns there, by masked_fill({mask}, 0): no entry of such a row counts",
          lambda c: filter_of(c) is None and bool(words_of_masked(c)), words=words_of_masked),
     Rule("masked row", None, "advice",
          "drop the row in which everything is masked, or unmask one position of it",

@@ -307,7 +307,7 @@ ZERO_RULES = (
          alone=True),
     Rule("zero divisor", names_in("div"), "advice",
          "divide by {count} in place of {c.bare}, or by max({c.bare}, 1): one row has no unbiased "
-         "variance; or leave out a batch of one row, by drop_last=True",
+         "variance; or leave out a batch of one row, as a DataLoader does with drop_last=True",
          lambda c: bool(signs.count_less_one(c)), words=_counted),
     Rule("zero divisor", names_in("div"), "advice",
          "keep {name} from becoming {end}, such as by a schedule that ends before it, or take the "
@@ -440,9 +440,8 @@ ZERO_RULES = (
          "{c.x}: where {c.bare} is 0 it is 1",
          lambda c: zeros.is_capped_ratio(c) and not zeros.is_weight_by_snr(c)),
     Rule("zero divisor", names_in("div"), "advice",
-         "divide by ({c.x} + 1), as the weight of a v-prediction is: that is finite where {c.bare} "
-         "is 0, at the last step of such a schedule, where a prediction of the noise learns "
-         "nothing", zeros.is_weight_by_snr),
+         "take (c / {c.x}).clamp(max=1), with the cap c: it is equal, and 1 where {c.bare} is 0; "
+         "or, where the model predicts v, divide by ({c.x} + 1)", zeros.is_weight_by_snr),
     Rule("zero divisor", names_in("div"), "advice",
          "take atan2(a, b) in place of atan(a / b), likewise elsewhere on the line: they are equal "
          "for b above 0, and at 0 / 0 it is 0, and its gradient, too",

@@ -5,7 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fxguard.advice._patterns import is_square_of
 from fxguard.advice.positive import OWN_LAYERS, POSITIVE
@@ -14,13 +14,14 @@ from fxguard.advice.written_operands import operand_in, without_parentheses
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
-from fxguard.records import Role
-from fxguard.source.named import argument_text, operand_text
+from fxguard.records import Range, Role
+from fxguard.source.named import argument_text, factors_in, operand_text, terms_in
 from fxguard.source.parameters import parameter_read
 
 __all__ = ["free_terms"]
 
 MOST_TERMS = 8
+SMALL = 0.125  # of the sum; eight such terms and more would have to agree
 MOST_STEPS = 512  # of a walk to data
 
 _MOVED = frozenset(map(plain, MOVES | SELECTS | CASTS))
@@ -35,12 +36,13 @@ _KEEPS = frozenset(
 _NOT_NEGATIVE = POSITIVE | {"float_power", "pow", "rsqrt"}
 
 
-def free_terms(around: Surroundings, sum_of: float | None) -> list[str]:
+def free_terms(around: Surroundings, sum_of: float | None, index: Sequence[int] = ()) -> list[str]:
     """The names of the parameters that a sum adds.
 
     Args:
         around: the surroundings of what reads the sum.
         sum_of: the sum where it is negative, if that is known.
+        index: the element that is negative, which tells of a stack of sums which one is.
 
     Returns:
         [] if something else than parameters, positive numbers and data is added, too.
@@ -48,25 +50,30 @@ def free_terms(around: Surroundings, sum_of: float | None) -> list[str]:
     if around.culprit is None:
         return []
     names: dict[str, None] = {}
-    terms = list(_terms(around, around.culprit))
+    terms = list(_terms(around, around.culprit, index))
     for step, position in terms:
         value = step.inputs[position]
         name = _parameter(around, step, position)
         found = around.range_of(value)
         if name and (found is None or sum_of is None or found.abs_max >= -sum_of):
             names[name] = None
-        elif not _is_positive_or_data(around, value):
+        elif not (_is_small(found, sum_of) or _is_positive_or_data(around, value)):
             return []
     return list(names) if len(terms) > 1 else []
 
 
-def _terms(around: Surroundings, value: int) -> Iterator[tuple[Step, int]]:
+def _is_small(term: Range | None, sum_of: float | None) -> bool:
+    """Whether a term is too small to have made a sum negative."""
+    return term is not None and sum_of is not None and term.abs_max < -sum_of * SMALL
+
+
+def _terms(around: Surroundings, value: int, index: Sequence[int]) -> Iterator[tuple[Step, int]]:
     """The operands of the additions that made a value, as places of these."""
     todo, found = [value], 0
     while todo and found <= MOST_TERMS:
         step = around.maker_of(todo.pop(0))
-        while step is not None and step.inputs and plain(step.kind) in _MOVED:
-            step = around.maker_of(step.inputs[0])
+        while step is not None and step.inputs and plain(step.kind) in _MOVED | {"stack"}:
+            step = around.maker_of(_moved(step, index))
         if step is None or plain(step.kind) != "add":
             continue
         for position, each in enumerate(step.inputs):
@@ -76,6 +83,13 @@ def _terms(around: Surroundings, value: int) -> Iterator[tuple[Step, int]]:
             else:
                 found += 1
                 yield step, position
+
+
+def _moved(step: Step, index: Sequence[int]) -> int:
+    """What an operation moves: of a stack the value that the element is of."""
+    is_known = plain(step.kind) == "stack" and not any(step.literals)
+    at = index[0] if is_known and index else 0
+    return step.inputs[at] if at < len(step.inputs) else step.inputs[0]
 
 
 def _parameter(around: Surroundings, step: Step, position: int) -> str:
@@ -90,8 +104,23 @@ def _parameter(around: Surroundings, step: Step, position: int) -> str:
     if step.source is None:
         return ""
     position = 1 if step.number_first else position
-    text = argument_text(step.source.code, "add", position) or _term_of_operand(around, position)
-    return parameter_read(text, step.source) if text else ""
+    text = (
+        argument_text(step.source.code, "add", position)
+        or _term_of_operand(around, position)
+        or _term_of_sum(around, step, position)
+    )
+    factors = [text, *factors_in(text)]
+    return next((name for each in factors if (name := parameter_read(each, step.source))), "")
+
+
+def _term_of_sum(around: Surroundings, step: Step, position: int) -> str:
+    """The same where a line adds more than two terms."""
+    before, maker = 0, around.maker_of(step.inputs[0])
+    while maker is not None and plain(maker.kind) == "add" and maker.source == step.source:
+        before, maker = before + 1, around.maker_of(maker.inputs[0])
+    terms = terms_in(step.source.code if step.source is not None else "")
+    at = before + position
+    return terms[at] if at < len(terms) else ""
 
 
 def _term_of_operand(around: Surroundings, position: int) -> str:

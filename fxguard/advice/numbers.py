@@ -87,7 +87,8 @@ class Numbers:
         source = self.around.step.source
         if (names := free_parameters(self.around)) or source is None:
             return names
-        if names := free_terms(self.around, self.negative_operand):
+        index = () if self.evidence is None else self.evidence.index
+        if names := free_terms(self.around, self.negative_operand, index):
             return names
         name = parameter_read(without_parentheses(operand_in(self.around)), source)
         return [name] if name else []

@@ -40,7 +40,7 @@ def _last_batch(case: Case) -> Mapping[str, str]:
     culprit = case.around.culprit
     maker = None if culprit is None else case.around.maker_of(culprit)
     is_chosen = maker is not None and plain(maker.kind) in SELECTS
-    return {"last": "" if is_chosen else "; drop_last=True leaves out such a last batch"}
+    return {"last": "" if is_chosen else "; drop_last=True in a DataLoader leaves it out"}
 
 
 RULES = (

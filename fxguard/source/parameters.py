@@ -33,7 +33,7 @@ def parameter_read(text: str, source: Source) -> str:
         source: the line that has it.
 
     Returns:
-        As the program has it: ``self.var``.
+        As the program has it: ``self.var``; ``omega`` where that is unpacked of a parameter.
     """
     tree = tree_of_file(source.file)
     expression = tree_of(text)
@@ -51,6 +51,8 @@ def parameter_read(text: str, source: Source) -> str:
         statement = None if found is None else statement_node(found)
         if found is None or not isinstance(statement, ast.Assign) or found.line == source.line:
             return ""
+        if isinstance(statement.targets[0], ast.Tuple):
+            return node.id if parameter_read(ast.unparse(statement.value), found) else ""
         node, source = statement.value, found
     return ""
 

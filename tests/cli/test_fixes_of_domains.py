@@ -124,7 +124,31 @@ CAUSAL = (
     "s = (q @ q.mT).masked_fill({}, -torch.inf)\n(s.softmax(-1) @ q).sum().backward()\n"
 )
 
+# The variances of a GARCH model, of parameters without a bound that a step has moved.
+VARIANCES = (
+    "e = torch.randn(6) * 0.01\nparams = torch.tensor({}, requires_grad=True)\n"
+    "drift = torch.full((6,), -0.5)\n"
+    "def path():\n    omega, alpha, beta = params\n    h = [e.var()]\n"
+    "    for t in range(1, 6):\n        {}\n    return torch.stack(h)\n"
+    "({}).sum().backward()\n"
+)
+GARCH = "h.append(omega + alpha * e[t - 1] ** 2 + beta * h[-1])"
+WRITTEN_OUT = "v = omega + alpha * e[t - 1] ** 2 + beta * h[-1]\n        h.append(v)"
+KEPT = "keep {} positive, by softplus or exp of a free parameter"
+
 FIRST = {
+    "a variance below 0": (
+        VARIANCES.format("[-1e-3, 0.1, 0.6]", GARCH, "path().log()"),
+        KEPT.format("omega"),
+    ),
+    "a variance that is written out": (
+        VARIANCES.format("[-1e-3, 0.1, 0.6]", WRITTEN_OUT, "path().sqrt()"),
+        KEPT.format("omega"),
+    ),
+    "a weight of squares below 0": (
+        VARIANCES.format("[1e-7, -90.0, 0.1]", GARCH, "path().log()"),
+        KEPT.format("alpha"),
+    ),
     "a triangle without its diagonal": (
         CAUSAL.format("torch.tril(torch.ones(5, 5), diagonal=-1)", "m == 0"),
         "leave each row its own entry, diagonal=0 in tril (script.py:6)",
@@ -240,6 +264,12 @@ FIRST = {
 }
 
 TWINS = {
+    "data below 0": (
+        VARIANCES.format(
+            "[1e-7, 0.1, 0.1]", "h.append(omega + drift[t] + beta * h[-1])", "path().log()"
+        ),
+        "keep omega positive",
+    ),
     "a row of padding": (
         CAUSAL.format("torch.tril(torch.ones(5, 5))", "(m == 0) | (torch.arange(5) < 2)"),
         "leave each row its own entry",

@@ -97,11 +97,13 @@ FIRST = {
     ),
     "Min-SNR": (
         WEIGHT.format("torch.minimum(snr, torch.full_like(snr, 5.0)) / snr"),
-        "divide by (snr + 1), as the weight of a v-prediction is",
+        "take (c / snr).clamp(max=1), with the cap c: it is equal, and 1 where snr is 0; or, where "
+        "the model predicts v, divide by (snr + 1)",
     ),
     "Min-SNR by clamp": (
         WEIGHT.format("snr.clamp(max=5.0) / snr"),
-        "divide by (snr + 1), as the weight of a v-prediction is",
+        "take (c / snr).clamp(max=1), with the cap c: it is equal, and 1 where snr is 0; or, where "
+        "the model predicts v, divide by (snr + 1)",
     ),
     "the end of a schedule": (
         POWERS.format("(1.1, 1.5, 2.0)", e="2.0"),
@@ -181,7 +183,7 @@ TWINS = {
     ),
     "another capped ratio": (
         WEIGHT.replace("snr", "norm").format("norm.clamp(max=5.0) / norm"),
-        "v-prediction",
+        "predicts v",
     ),
     "a count": (
         "n = 2\nx = torch.rand(3, requires_grad=True)\n(x.sum() / (n - 2)).backward()\n",

@@ -113,7 +113,7 @@ def test_a_mask_of_padding_is_to_be_0(run_here: RunHere) -> None:
         f"lp = F.logsigmoid(x).masked_fill(pad, {INF})\nloss = -lp.sum()\nprint(loss.item())\n"
     )
     err = run_here(HEAD + text).err
-    assert "fix: put 0 where the mask is before the sum: masked_fill(mask, 0)" in err, err
+    assert "fix: set masked entries to 0 before the sum: masked_fill(mask, 0)" in err, err
 
 
 def test_scores_are_no_logarithms(run_here: RunHere) -> None:

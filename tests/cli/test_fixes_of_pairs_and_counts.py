@@ -84,14 +84,14 @@ FIRST = {
         "        return s.softmax(-1) @ x\n"
         "pad = torch.zeros(3, 5, dtype=torch.bool)\npad[1] = True\n"
         "Attention()(torch.randn(3, 5, 4), pad).mean().backward()\n",
-        "put 0 where `pad[:, None, :]` is behind softmax",
+        "set to 0 what softmax returns there, by masked_fill(pad[:, None, :], 0)",
     ),
     "a mask of what is kept": (
         "s = torch.randn(3, 5, requires_grad=True)\n"
         "mask = torch.arange(5)[None] < torch.tensor([5, 0, 2])[:, None]\n"
         "s2 = torch.where(mask, s, float('-inf'))\n"
         "torch.log_softmax(s2, -1)[:, 0].sum().backward()\n",
-        "put 0 where `~mask` is behind log_softmax",
+        "set to 0 what log_softmax returns there, by masked_fill(~mask, 0)",
     ),
     "an optimal transport": (
         "cost = torch.rand(6, 5, requires_grad=True) + 3\nv = torch.ones(5)\n"

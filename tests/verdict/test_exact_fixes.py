@@ -314,10 +314,10 @@ CASES = [
           broken=lambda x: times_inf(x, fill=False), mended=lambda x: times_inf(x, fill=True)),
     Exact("join masks by where or a boolean or, not by addition: inf - inf is NaN", {"x": X},
           broken=lambda x: two_masks(x, join=False), mended=lambda x: two_masks(x, join=True)),
-    Exact("put 0 where the mask is before this product, "
+    Exact("set masked entries to 0 before this product, "
           'log_p.masked_fill(log_p == float("-inf"), 0): 0 * -inf is NaN', {"x": X},
           broken=log_entropy, mended=masked_entropy_mended),
-    Exact("put 0 where the mask is before this product, "
+    Exact("set masked entries to 0 before this product, "
           'log_p.masked_fill(log_p == float("-inf"), 0): 0 * -inf is NaN', {"x": X},
           broken=lambda x: contrasted(x, fill=False), mended=lambda x: contrasted(x, fill=True)),
     Exact("mask after this product, not before it: 0 * -inf is NaN", {"x": X},

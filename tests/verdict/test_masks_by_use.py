@@ -217,7 +217,7 @@ def test_an_additive_mask_that_meets_a_layer_is_no_feature(
          "0 * inf of a mask",
          "masked_fill(mask, -inf) instead"),
         (lambda logits, m: logits.masked_fill(m, -INF).sum(-1), "it read -inf of a mask",
-         "put 0 where the mask is"),
+         "set masked entries to 0"),
     ],
 )  # fmt: skip
 def test_what_fails_of_an_intended_mask_says_so(
