@@ -14,6 +14,7 @@ from fxguard.advice import becomes, signs
 from fxguard.advice import special_functions as special
 from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
+from fxguard.advice.exps_in_divisors import divides, words_of_quotient
 from fxguard.advice.zeros import is_normalized_in_turn
 from fxguard.graph.poles import PRODUCTS, SUMS, plain
 
@@ -26,6 +27,16 @@ _EXPS = names_in("cosh exp exp2 expm1 sinh")
 _BASES = {"log": "", "log2": " / log(2)", "log10": " / log(10)"}
 _PLAIN_PRODUCTS = PRODUCTS - names_in("addbmm addmm addmv addr baddbmm")
 _LOST = "zero divisor, underflow, rounding"
+
+
+def _less_one(divisor: str) -> tuple[str, ...]:
+    instead = "exp(-x) / -expm1(-x)"
+    return (
+        f"1 / ({divisor}) -> {instead}",
+        f"a / ({divisor}) -> a * {instead}",
+        f"1 / (b * ({divisor})) -> {instead} / b",
+        f"a / (b * ({divisor})) -> a * {instead} / b",
+    )
 
 
 def _is_sum_of_densities(case: Case) -> bool:
@@ -190,9 +201,25 @@ REWRITES = (
     Rule("overflow", names_in("exp"), "exact",
          "take tanh(x / 2) instead of (exp(x) - 1) / (exp(x) + 1)", becomes.is_tanh_by_hand,
          rewrites=("(exp(x) - 1) / (exp(x) + 1) -> tanh(x / 2)",)),
-    Rule("overflow", names_in("exp"), "exact", "take a * sigmoid(x) instead of a / (1 + exp(-x))",
+    Rule("overflow", names_in("exp"), "exact",
+         "take a * sigmoid({c.negated}) instead of a / (1 + exp({c.bare}))",
          becomes.divides_by_one_plus,
          rewrites=("1 / (1 + exp(-x)) -> sigmoid(x)", "a / (1 + exp(-x)) -> a * sigmoid(x)")),
+    Rule("overflow", names_in("exp"), "exact",
+         "take a * exp({c.negated}) instead of a / exp({c.bare})", divides("x"),
+         rewrites=("1 / exp(x) -> exp(-x)", "a / exp(x) -> a * exp(-x)")),
+    Rule("overflow", names_in("exp"), "advice",
+         "take a * exp({c.negated}) / -expm1({c.negated}) instead of a / (exp({c.bare}) - 1): "
+         "equal for {c.bare} above 0",
+         divides("x - 1"), rewrites=_less_one("exp(x) - 1")),
+    Rule("overflow", names_in("expm1"), "advice",
+         "take a * exp({c.negated}) / -expm1({c.negated}) instead of a / expm1({c.bare}): equal "
+         "for {c.bare} above 0",
+         divides("x"), rewrites=_less_one("expm1(x)")),
+    Rule("overflow", names_in("exp expm1"), "advice",
+         "divide both sides of {quotient} by exp({c.bare}) or a power of it, so that "
+         "exp({c.negated}) is left: that becomes 0, not inf, and its gradient, too",
+         lambda c: bool(words_of_quotient(c)), words=words_of_quotient),
     *(Rule("overflow", names_in(of), "exact", text, becomes.is_logged_by(log, of),
            rewrites=rewrites)
       for log, per in _BASES.items()

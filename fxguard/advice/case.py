@@ -36,6 +36,7 @@ from fxguard.source.assigned import assignments_of, in_words
 from fxguard.source.named import (
     factor_text,
     innermost_operand_text,
+    negated,
     other_text,
     unbounded,
     variable_in,
@@ -183,6 +184,11 @@ class Case(Bounds):
     def bare(self) -> str:
         """The same among the arguments of a call, where it needs no parentheses."""
         return without_parentheses(self.x)
+
+    @property
+    def negated(self) -> str:
+        """The same with the other sign: ``-x`` of ``x``, ``x`` of ``-x``."""
+        return negated(self.bare)
 
     @property
     def unbounded(self) -> str:

@@ -38,19 +38,39 @@ def words_of_rounded(case: Case) -> Mapping[str, str]:
     """``{"number": "`decay`", "dtype": "bfloat16", "below": "0.9961", ...}``; {} of others."""
     found = _difference(case.around)
     if found is None:
-        return {}
+        return _words_by_text(case)
     step, dtype, rounding = found
-    name = _name_at(step)
+    is_of_rest = plain(step.kind) not in ("log1p", "logit")
+    return _in_words(_name_at(step), titled(step), dtype, rounding, "0" if is_of_rest else "inf")
+
+
+def _in_words(
+    name: str, made: str, dtype: str, rounding: Source | None, zero: str = "0"
+) -> dict[str, str]:
     by = "" if rounding is None else f", which {rounding.place} rounds,"
-    as_number = ", or as a number of Python" if rounding is None else ""
     return {
-        "number": f"`{name}`{by}" if name else f"what {titled(step)} reads{by}",
-        "made": titled(step),
+        "number": f"`{name}`{by}" if name else f"what {made} reads{by}",
+        "made": made,
         "half": dtype,
         "below": f"{1 - FORMATS[dtype].eps / 2:.4f}",
-        "as_number": as_number,
-        "zero": "0" if plain(step.kind) not in ("log1p", "logit") else "inf",
+        "as_number": ", or as a number of Python" if rounding is None else "",
+        "zero": zero,
     }
+
+
+def _words_by_text(case: Case) -> dict[str, str]:
+    """The same of an operand that is in no graph, such as one made in front of a model."""
+    operand, culprit = case.operands[-1:], case.around.culprit
+    is_made = culprit is not None and case.around.maker_of(culprit) is not None
+    if is_made or not operand or operand[0].dtype not in HALVES or operand[0].low != 0:
+        return {}
+    dtype = operand[0].dtype
+    for _, source in case.assignments:
+        name = _name_in(source, of_one=True)
+        rounding = _rounding_at(source, name, dtype) if name else None
+        if rounding is not None:
+            return _in_words(name, f"1 - {name} ({source.place})", dtype, rounding)
+    return {}
 
 
 def words_of_equal(case: Case) -> Mapping[str, str]:
@@ -97,7 +117,8 @@ def _difference(around: Surroundings) -> tuple[Step, str, Source | None] | None:
             if dtype in HALVES and read is not None and read.abs_max == 1:
                 if is_end and read.abs_min == 1 and _is_near_one(around, step.inputs[0]):
                     return step, dtype, None
-                rounding = _rounding(step, dtype)
+                at = step.source
+                rounding = None if at is None else _rounding_at(at, _name_at(step), dtype)
                 if rounding is not None:
                     return step, dtype, rounding
             if is_end:
@@ -111,12 +132,10 @@ def _difference(around: Surroundings) -> tuple[Step, str, Source | None] | None:
     return None
 
 
-def _rounding(step: Step, dtype: str) -> Source | None:
+def _rounding_at(source: Source, name: str, dtype: str) -> Source | None:
     """The statement that rounded to 1 what was below it, by the program's text."""
-    name = _name_at(step)
-    if step.source is None or not is_near_one_before(step.source, name, FORMATS[dtype].eps / 4):
-        return None
-    return rounding_behind(step.source, name, dtype)
+    is_near = is_near_one_before(source, name, FORMATS[dtype].eps / 4)
+    return rounding_behind(source, name, dtype) if is_near else None
 
 
 def _is_near_one(around: Surroundings, value: int) -> bool:
@@ -133,10 +152,17 @@ def _name_at(step: Step) -> str:
     """``self.decay`` of ``1 - self.decay ** steps``; "" where the line does not tell."""
     if plain(step.kind) in _OF_ONE:
         return variable_in(written_operand(step))
-    statement = None if step.source is None else statement_node(step.source)
+    return "" if step.source is None else _name_in(step.source)
+
+
+def _name_in(source: Source, *, of_one: bool = False) -> str:
+    """The only x of which a statement takes something less x; or ``1 - x``."""
+    statement = statement_node(source)
     found = set()
     for node in ast.walk(statement) if statement is not None else ():
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            if of_one and getattr(node.left, "value", None) != 1:
+                continue
             rest = node.right
             while not isinstance(rest, (ast.Name, ast.Attribute)):
                 if isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Pow):

@@ -28,7 +28,7 @@ class Found:
     operands: dict[str, ast.expr | None] = field(default_factory=dict)  # by the rule's letters
     # The operations of the rule, each with that of the file.
     operations: tuple[tuple[ast.expr, ast.expr], ...] = ()
-    letters: tuple[tuple[ast.expr, ast.expr | None], ...] = ()  # likewise
+    letters: tuple[tuple[ast.expr, ast.expr | None], ...] = ()  # likewise, and numbers
     definitions: tuple[ast.Assign, ...] = ()  # statements whose variable was looked through
 
     def stands_for(self, rule: ast.expr) -> ast.expr | None:
@@ -63,7 +63,7 @@ class Matcher:
             known = replace(so_far, letters=(*so_far.letters, (rule, node)))
             yield from self._operand(rule.id, node, known)
             return
-        if isinstance(rule, ast.Constant) and rule.value in (True, False, None):
+        if isinstance(rule, ast.Constant) and isinstance(rule.value, (bool, type(None))):
             is_alike = isinstance(node, ast.Constant) and node.value is rule.value
             if is_alike or (node is None and rule.value is None):
                 yield so_far
@@ -72,7 +72,7 @@ class Matcher:
             return
         if (wanted := number_in(rule, OF_RULES)) is not None:
             if number_in(node, self.imports) == wanted:
-                yield so_far
+                yield replace(so_far, letters=(*so_far.letters, (rule, node)))
             return
         for each, known in self._looked_through(node, so_far):
             yield from self._operation(rule, each, known)

@@ -22,6 +22,7 @@ __all__ = [
     "is_number_of_module",
     "is_of_numbers",
     "last_name",
+    "negated",
     "operand_text",
     "operand_texts",
     "other_text",
@@ -295,6 +296,30 @@ def factors_in(text: str) -> list[str]:
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return []
     return [ast.unparse(node.left), ast.unparse(node.right)]
+
+
+def negated(text: str) -> str:
+    """An expression with the other sign.
+
+    Example:
+        >>> negated("x"), negated("-x / 2"), negated("c / (k * t)"), negated("a - b")
+        ('-x', 'x / 2', '-c / (k * t)', 'b - a')
+    """
+    tree = _parsed(text)
+    body = tree.body if isinstance(tree, ast.Module) else []
+    if len(body) != 1 or not isinstance(body[0], ast.Expr):
+        return f"-({text})"
+    return ast.unparse(_negated(body[0].value))
+
+
+def _negated(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return node.operand
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return ast.BinOp(node.right, node.op, node.left)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
+        return ast.BinOp(_negated(node.left), node.op, node.right)
+    return ast.UnaryOp(ast.USub(), node)
 
 
 def _is_addition(node: ast.AST) -> TypeGuard[ast.BinOp]:

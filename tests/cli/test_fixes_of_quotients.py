@@ -72,6 +72,40 @@ MOMENTS = (
     "        return (x - self.first) / sd\n"
 )
 
+LAW = (
+    "x = torch.tensor([0.5, 3.0, 190.0], requires_grad=True)\n"
+    "w = torch.rand(3)\ny = {}\ny.sum().backward()\n"
+)
+LESS_ONE = "fix: take a * exp(-x) / -expm1(-x) instead of a / (exp(x) - 1): equal for x above 0"
+BOTH = "fix: divide both sides of the quotient by exp(x) or a power of it"
+OVERFLOWS = {
+    "Planck's law": ("1.0 / (w ** 5 * (torch.exp(x) - 1.0))", LESS_ONE),
+    "a mean energy": ("x / (x.exp() - 1)", LESS_ONE),
+    "a decay": ("w / torch.exp(x)", "fix: take a * exp(-x) instead of a / exp(x)"),
+    "occupations": ("1 / (1 + torch.exp(x))", "fix: take a * sigmoid(-x) instead of a / (1 + exp"),
+    "a heat capacity": ("x ** 2 * torch.exp(x) / (torch.exp(x) - 1) ** 2", BOTH),
+    "a term beside it": ("w / (2 + torch.exp(x))", BOTH),
+}
+NO_DIVISORS = {
+    "a factor": "w * torch.exp(x)",
+    "a dividend": "(torch.exp(x) - 1) / w",
+    "a sum of all": "w / torch.exp(x).sum()",
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_an_exponential_that_divides(run_here: RunHere, name: str) -> None:
+    formula, fix = OVERFLOWS[name]
+    found = run_here(HEAD + LAW.format(formula))
+    assert found.fixes[0].startswith(fix), found.err
+
+
+@pytest.mark.parametrize("formula", NO_DIVISORS.values(), ids=NO_DIVISORS)
+def test_an_exponential_that_does_not(run_here: RunHere, formula: str) -> None:
+    found = run_here(HEAD + LAW.format(formula))
+    assert found.fixes, found.err
+    assert not any("exp(-x)" in each for each in found.fixes), found.fixes
+
 
 @pytest.mark.parametrize("text", EXPONENTIALS.values(), ids=EXPONENTIALS)
 def test_exponents_are_subtracted(run_here: RunHere, text: str) -> None:

@@ -53,6 +53,21 @@ TABLES = {
         "print(net(torch.ones(2, 4, dtype=torch.bfloat16)).sum().item())\n",
         "keep `self.leak`, which script.py:12 rounds, in float32",
     ),
+    "a model whose part is guarded": (
+        "class Diffusion(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        abar = torch.cumprod(1 - torch.linspace(1e-4, 0.1, 50), 0)\n"
+        "        self.register_buffer('abar', abar)\n"
+        "        self.net = nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Linear(8, 2))\n"
+        "    def loss(self, x, t):\n"
+        "        sigma = (1 - self.abar[t]).sqrt()[:, None]\n"
+        "        return ((x - self.net(x)) / sigma).float().pow(2).mean()\n"
+        "model = Diffusion().to(torch.bfloat16)\n"
+        "x = torch.ones(3, 2, dtype=torch.bfloat16)\n"
+        "model.loss(x, torch.tensor([0, 9, 40])).backward()\n",
+        "keep `self.abar`, which script.py:13 rounds, in float32: bfloat16 holds nothing between",
+    ),
     "a logarithm that divides": (
         "gamma = torch.sigmoid(torch.tensor([9.0, 1.0])).bfloat16()\n"
         "def life(g):\n"
@@ -124,6 +139,17 @@ OTHERS = {
     "times that are equal": (
         "t = torch.tensor([0.5, 0.5, 0.75]).to(torch.bfloat16)\n"
         "print((1 / (t[1:] - t[:-1])).sum())\n"
+    ),
+    "a mask in front of a guarded part": (
+        "class Gate(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('mask', torch.tensor([1.0, 0.0]))\n"
+        "        self.net = nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Linear(8, 2))\n"
+        "    def loss(self, x):\n"
+        "        open = 1 - self.mask\n"
+        "        return (self.net(x) / open).float().pow(2).mean()\n"
+        "Gate().to(torch.bfloat16).loss(torch.ones(3, 2, dtype=torch.bfloat16)).backward()\n"
     ),
     "a table in float32": (
         "keep = torch.cumprod(torch.tensor([1.0, 0.9]), 0)\n"

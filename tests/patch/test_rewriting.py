@@ -65,6 +65,13 @@ def is_pure(name: str) -> bool:
         # A call of a function, of a method, an operator.
         ("y = torch.log(1 - torch.sigmoid(x))", "log", SIGMOID, "y = F.logsigmoid(-x)"),
         ("y = (1 - x.sigmoid()).log()", "log", SIGMOID, "y = F.logsigmoid(-x)"),
+        ("y = (1.0 - x.sigmoid()).log()", "log", SIGMOID, "y = F.logsigmoid(-x)"),
+        (
+            "y = 1.0 / (k ** 5 * (torch.exp(x) - 1.0))",
+            "exp",
+            "1 / (b * (exp(x) - 1)) -> exp(-x) / -expm1(-x) / b",
+            "y = torch.exp(-x) / -torch.expm1(-x) / k ** 5",
+        ),
         ("y = x**0.5 + 1", "pow", "a ** y -> (a + 1e-12) ** y", "y = (x + 1e-12)**0.5 + 1"),
         ("y = x.pow(0.5)", "pow", "a ** y -> (a + 1e-12) ** y", "y = (x + 1e-12).pow(0.5)"),
         ("y = (2*x).sqrt()", "sqrt", ROOT, "y = (2*x + 1e-12).sqrt()"),

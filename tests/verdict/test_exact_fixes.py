@@ -280,9 +280,10 @@ CASES = [
           broken=lambda a, x: (lambda e: a * e / (1 + e))(x.exp()),
           mended=lambda a, x: a * torch.sigmoid(x)),
     Exact("take tanh(x / 2) instead of (exp(x) - 1) / (exp(x) + 1)", {"x": X}),
-    Exact("take a * sigmoid(x) instead of a / (1 + exp(-x))", {"a": X / 100, "x": X}),
-    Exact("take a * sigmoid(x) instead of a / (1 + exp(-x))", {"x": X},
-          broken=lambda x: 1 / (1 + (-x).exp()), mended=torch.sigmoid),
+    Exact("take a * sigmoid(-x) instead of a / (1 + exp(x))", {"a": X / 100, "x": X}),
+    Exact("take a * sigmoid(-x) instead of a / (1 + exp(x))", {"x": X},
+          broken=lambda x: 1 / (1 + x.exp()), mended=lambda x: torch.sigmoid(-x)),
+    Exact("take a * exp(-x) instead of a / exp(x)", {"a": X / 100, "x": X.abs()}),
     *(case for log, per in LOGS.items() for case in (
         Exact(f"take logsumexp(x, dim){per} instead of {log}(sum(exp(x), dim))",
               {"x": torch.full((2, 4), 88.5)}),
