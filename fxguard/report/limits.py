@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from fxguard.findings import BROUGHT, Origin
 from fxguard.formats import FORMATS
@@ -17,6 +18,7 @@ STEEP = (
     *("cosh", "cumprod", "exp", "float_power", "ldexp", "linalg_matrix_exp", "matrix_exp"),
     *("matrix_power", "pow", "prod", "sinh", "special_exp"),
 )
+_IN_FLOAT64 = re.compile(r" is (\S+) in float64")
 MANY = 1e6  # products that may add up
 
 
@@ -45,7 +47,14 @@ def needs_text(origin: Origin) -> str:
         return ""
     ratio = f"{origin.needed / origin.limit:.3g}"
     times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
-    return f"it needs {origin.needed:.4g}, {times} ({limit_text(origin.limit)})"
+    what = "its largest element" if _is_of_another(origin, origin.needed) else "it"
+    return f"{what} needs {origin.needed:.4g}, {times} ({limit_text(origin.limit)})"
+
+
+def _is_of_another(origin: Origin, needed: float) -> bool:
+    """Whether the number that is told is that of an element, and not the largest."""
+    told = _IN_FLOAT64.search(origin.operands)
+    return told is not None and not math.isclose(abs(float(told[1])), needed, rel_tol=1e-3)
 
 
 def _may_overflow(origin: Origin, limit: float) -> bool:

@@ -140,6 +140,11 @@ def test_five_lines_suffice_for_the_right_fix() -> None:
     [
         ("at [1]: 2 * 3", 70000.0, "  it needs 7e+04, 1.07 times what float16 holds (65504)"),
         ("at [1]: 2 * 3 is 70000 in float64", 7e4, "  it needs 7e+04, 1.07 times {}"),
+        (
+            "at [1]: 2 * 3 is -66000 in float64",
+            7e4,
+            "  its largest element needs 7e+04, 1.07 times {}",
+        ),
         ("at [1]: exp(800.0) is inf in float64, too", INF, None),
         ("", INF, "  it is infinite in float64 too"),
     ],
