@@ -85,7 +85,9 @@ class WholeScript:
         self._model = NoModel()
         self._guard = guard_with_tools(self._model, options)
         self._guard.delivery.warns_of_idle_globs = False
-        self._guard.delivery.heard = on_report
+        self._guard.delivery.heard = self._hear
+        self._on_report = on_report
+        self._reported = -1  # the number of the last batch of which there was a report
         self._hooks = StepHooks(self._step_begins, self._step_ended)  # before those of the guard
         self._guard.watch_steps(losses)
         self._losses = losses
@@ -97,6 +99,7 @@ class WholeScript:
         self._has_told = False  # what made a bad gradient, since the last step
         self._is_open = True
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._kept: Report | None = None  # is told at the end
         self._noted: Report | None = None  # likewise, but in a line: no model has read it
         self._first_reader = ""  # the function that has read what is kept or noted
@@ -313,7 +316,7 @@ class WholeScript:
         pairs, batch.ends = list(batch.pairs), ends
         before, self._beside.pauses = self._beside.pauses, True
         try:
-            self._begin()
+            batch.number = self._begin()
             batch.read()
             return self._guard.recorder.finish_loss(batch).report
         except theirs():  # a second run may fail in any way, and the script is not to
@@ -323,13 +326,19 @@ class WholeScript:
             self._beside.pauses = before
 
     def _begin(self) -> int:
-        """Begin a batch that holds nothing; its number."""
-        number = self._guard.recorder.begin().number
+        """Begin a batch that holds nothing; its number, which is that of the optimizer's step."""
+        recorder = self._guard.recorder
+        recorder.next_number = max(self._reported + 1, *self._steps.values(), 0)
+        number = recorder.begin().number
         try:
-            self._guard.recorder.finish()
+            recorder.finish()
         finally:
-            self._guard.recorder.here.batch = None
+            recorder.here.batch = None
         return number
+
+    def _hear(self, report: Report) -> None:
+        self._reported = report.batch_number
+        self._on_report(report)
 
     def _gradient_bad(self, began: Sequence[Arrival]) -> None:
         """A backward has made a bad gradient: say what did, or note that it is not known."""
@@ -441,6 +450,7 @@ class WholeScript:
             return args, {**kwargs, "closure": looked_at(kwargs["closure"])}
         return None
 
-    def _step_ended(self, *_: Any) -> None:
+    def _step_ended(self, optimizer: Optimizer, *_: Any) -> None:
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         self._losses.rest_no_more()
         self._beside.pauses = False

@@ -82,3 +82,20 @@ def test_a_number_beside_the_end_of_a_domain_has_the_digits_that_tell_it(
         "x = (a + 1e-8).clamp(min=1)\nx.acosh().sum().backward()\n",
     )
     assert "acosh(1.0); in float64 acosh(1.00000001); " in said
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "loss = (w - 3 / (5 - t)).square().sum()\n    loss.backward()",
+        "loss = w.square().sum()\n    loss.backward()\n    w.grad /= 5 - t",
+    ],
+)
+def test_the_batch_of_a_script_is_the_step_of_its_optimizer(run_here: RunHere, bad: str) -> None:
+    """It has no model whose calls could be counted."""
+    found = run_here(
+        f"{HEAD}w = torch.tensor([1.0, 0.0], requires_grad=True)\n"
+        "optimizer = torch.optim.Adam([w], lr=0.0)\nfor t in torch.arange(8.0):\n"
+        f"    optimizer.zero_grad()\n    {bad}\n    optimizer.step()\n"
+    )
+    assert "Detected inf/nan during batch_number=5\n" in found.err, found.err
