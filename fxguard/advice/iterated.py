@@ -113,10 +113,11 @@ def _repair(found: Iterated) -> str:
         return _bounded(found)
     if found.step:
         return _smaller_step(found)
-    if len(found.coefficients) == 2 and not found.is_matrix:
+    if len(found.recursion) == 2 and found.recursion[1] != "0" and not found.is_matrix:
         return _stable(found)
     if found.factor and not found.is_matrix:
-        return f"keep `{found.factor}`, which multiplies {name} ({place}), between -1 and 1"
+        factor = found.recursion[0].lstrip("-") if found.recursion else found.factor
+        return f"keep `{factor}`, which multiplies {name} ({place}), between -1 and 1"
     if found.factor:
         return (
             f"keep the norm of `{found.factor}`, which multiplies {name} ({place}), below 1, as "
@@ -131,14 +132,14 @@ def _repair(found: Iterated) -> str:
 
 def _stable(found: Iterated) -> str:
     """How large the coefficients of a recursion of order 2 may be: Jury's conditions."""
-    first, second = found.coefficients.values()
+    first, second = found.recursion
     place = found.value_source.place
     name = second.lstrip("-")
     made = assignment_of(name, found.value_source) if name.isidentifier() else None
     of = f", of {made.place}: {made.code}" if made is not None else ""
     return (
-        f"keep the poles of this recursion ({place}) inside the unit circle, |b| < 1 and |a| < "
-        f"1 - b with a = {first}, b = {second}{of}"
+        f"keep the poles of this recursion ({place}) inside the unit circle, by q = tanh(u) and "
+        f"p = (1 - q) * tanh(v) of free u and v, with p = {first}, q = {second}{of}"
     )
 
 

@@ -87,31 +87,6 @@ def factor_in(value: ast.expr, made_of_it: set[str]) -> tuple[str, bool]:
     return found, is_found_matrix
 
 
-def coefficients_in(value: ast.expr, made_of_it: set[str]) -> dict[str, str]:
-    """``{"y1": "a1", "y2": "a2"}`` of ``x + a1 * y1 + a2 * y2``; {} of anything that is no sum."""
-    found: dict[str, str] = {}
-    for term, sign in _terms_of(value):
-        if made_of_it.isdisjoint(names_in(term)):
-            continue
-        is_product = isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult)
-        sides = [term.left, term.right] if is_product and isinstance(term, ast.BinOp) else []
-        own = [x for x in sides if isinstance(x, ast.Name) and x.id in made_of_it]
-        others = [x for x in sides if made_of_it.isdisjoint(names_in(x))]
-        if len(own) != 1 or len(others) != 1 or own[0].id in found:
-            return {}
-        found[own[0].id] = sign + ast.unparse(others[0])
-    return found
-
-
-def _terms_of(node: ast.expr, sign: str = "") -> Iterator[tuple[ast.expr, str]]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
-        yield from _terms_of(node.left, sign)
-        is_less = isinstance(node.op, ast.Sub) != (sign == "-")
-        yield from _terms_of(node.right, "-" if is_less else "")
-    else:
-        yield node, sign
-
-
 def _is_linear(node: ast.expr) -> bool:
     """Whether an expression is no larger than what it is made of, up to a factor."""
     if isinstance(node, ast.Name):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxguard.records import Source
+from fxguard.source._linear import recursion_of
 from fxguard.source._recurrences import (
-    coefficients_in,
     factor_in,
     is_bounded_in,
     is_called_with,
@@ -40,8 +40,8 @@ class Iterated:
         step: what scales the change that is added to it, ``dt``; "" if nothing does.
         factor: what it is multiplied with, ``w``, if that does not depend on it; "" otherwise.
         is_matrix: whether that is a product of matrices.
-        coefficients: what each of its earlier values is multiplied with, if it is their sum; the
-            last one comes first.
+        recursion: p and q of the linear recursion x[t] = p x[t-1] + q x[t-2] that the loop runs,
+            or p alone; () if it is none.
         quotient: what a quotient is subtracted from it for, ``f(x) / df(x)``, as Newton's method
             does; "" if none is.
         divisor: what that quotient divides by; "" without one.
@@ -63,7 +63,7 @@ class Iterated:
     step: str
     factor: str
     is_matrix: bool
-    coefficients: Mapping[str, str]
+    recursion: tuple[str, ...]
     quotient: str
     divisor: str
     is_bounded: bool
@@ -120,14 +120,13 @@ def iterated_at(source: Source) -> Iterated | None:
     of_it = [found for other, found, _ in assigned if other in made_of_it]
     inside, within = _span(loop), _span(loops[0])
     lines = _lines(_statements(getattr(scope, "body", [])))
-    coefficients = coefficients_in(computed, made_of_it).items()
     return Iterated(
         name,
         source_of(statement, source.file),
         _last_value(scope, name, loop.lineno, source.file),
         step_in(computed, made_of_it),
         *factor_in(computed, made_of_it),
-        dict(sorted(coefficients, key=lambda pair: _age(pair[0], values))),
+        tuple(recursion_of(assigned, name)),
         quotient,
         divisor,
         any(is_bounded_in(each, name) for each in loop.body),

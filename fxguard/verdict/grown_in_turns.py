@@ -41,32 +41,38 @@ def fixes_of_turns(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix, .
         beyond: see :data:`fxguard.verdict.explain.Beyond`.
     """
     way = list(way_back(flow, blame, beyond))
-    read = {back.operand for back in way if back.flow is flow}
-    read |= set() if blame.step is None else set(flow.steps[blame.step].inputs)
     by_line: dict[tuple[str, Source], list[Back]] = {}
     for back in way:
         if back.step.source is not None:
             by_line.setdefault((back.step.kind, back.step.source), []).append(back)
-    sources = [source for _, source in by_line]
+    places = [(turns[0].flow, source) for (_, source), turns in by_line.items()]
     if blame.step is not None and (here := flow.steps[blame.step].source) is not None:
-        sources.append(here)
+        places.append((flow, here))
     told = set[tuple[str, int]]()
-    for source in sources:
+    for at, source in places:  # a loss reads what a loop of the model has made
         found = iterated_at(source)
         if found is None or found.source.position in told:
             continue
         told.add(found.source.position)
-        chain = _Chain(flow, found)
-        if chain.made and (fix := _of_chain(flow, chain, read)) is not None:
+        chain = _Chain(at, found)
+        if chain.made and (fix := _of_chain(at, chain, _read(at, way, flow, blame))) is not None:
             return (fix,)
     for (_, source), turns in by_line.items():
         numbers = [back.after for back in reversed(turns)]
         is_growth = numbers == sorted(numbers) and numbers[-1] >= GROWN * numbers[0]
         found = iterated_at(source) if len(turns) >= LEAST_NUMBERS and is_growth else None
-        if found is not None and not _Chain(flow, found).made:
+        if found is not None and not _Chain(turns[0].flow, found).made:
             fix = fix_of_turns(source)
             return () if fix is None else (fix,)
     return ()
+
+
+def _read(at: DataFlow, way: Sequence[Back], flow: DataFlow, blame: Blame) -> set[int]:
+    """The values of a batch that were read on the way back from an origin."""
+    read = {back.operand for back in way if back.flow is at}
+    if at is flow and blame.step is not None:
+        read |= set(flow.steps[blame.step].inputs)
+    return read
 
 
 def _of_chain(flow: DataFlow, chain: _Chain, read: set[int]) -> Fix | None:

@@ -29,7 +29,29 @@ FILTER = (
     "    y = {}\n    out.append(y.sum())\n    y2, y1 = y1, y\n"
     "(torch.stack(out) ** 2).mean().backward()\n"
 )
-POLES = "keep the poles of this recursion (script.py:11) inside the unit circle, |b| < 1 and |a| < "
+POLES = (
+    "keep the poles of this recursion (script.py:{}) inside the unit circle, by q = tanh(u) and "
+    "p = (1 - q) * tanh(v) of free u and v, with p = {}, q = {}"
+)
+# A filter in a module, and how a turn of it is written.
+FORMS = (
+    "class Filter(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.a = nn.Parameter(torch.tensor([-1.9, 1.4]))\n"
+    "        self.b = nn.Parameter(torch.tensor([0.5, 0.1, 0.1]))\n    def forward(self, x):\n"
+    "        a, b, out = self.a, self.b, []\n        s1 = s2 = torch.zeros(x.shape[0])\n"
+    "        for n in range(x.shape[1]):\n            {}\n            out.append(y)\n"
+    "        return torch.stack(out, 1)\n"
+    "(Filter()(torch.randn(2, 300)) ** 2).mean().backward()\n"
+)
+TRANSPOSED = (
+    "y = b[0] * x[:, n] + s1\n            s1 = b[1] * x[:, n] - a[0] * y + s2\n"
+    "            s2 = b[2] * x[:, n] - a[1] * y"
+)
+DIRECT = (
+    "w = x[:, n] - a[0] * s1 - a[1] * s2\n            y = b[0] * w + b[1] * s1 + b[2] * s2\n"
+    "            s2, s1 = s1, w"
+)
+STATES = "y = s1 + s2\n            s1, s2 = 1.5 * s1 - a[1] * s2 + x[:, n], s1 + 0.5 * s2"
 MATRIX = (
     "u = torch.linalg.qr(torch.randn(6, 6))[0]\n"
     "m = (u * torch.tensor([5, 4, 3, 2, 0, -1e-6])) @ u.T\nm = ((m + m.T) / 2).requires_grad_()\n"
@@ -60,11 +82,20 @@ FIRST = {
     ),
     "a resonator": (
         FILTER.format("-r ** 2", "x[t] + a * y1 + b * y2"),
-        f"{POLES}1 - b with a = a, b = b",
+        POLES.format(11, "a", "b"),
     ),
     "a resonator with other signs": (
         FILTER.format("r * r", "x[t] - b * y2 + y1 * a"),
-        f"{POLES}1 - b with a = a, b = -b",
+        POLES.format(11, "a", "-b"),
+    ),
+    "a biquad, transposed": (
+        FORMS.format(TRANSPOSED),
+        POLES.format(15, "-a[0]", "-a[1]"),
+    ),
+    "a biquad, direct": (FORMS.format(DIRECT), POLES.format(14, "-a[0]", "-a[1]")),
+    "two states": (
+        FORMS.format(STATES),
+        POLES.format(15, "1.5 + 0.5", "-a[1] - 1.5 * 0.5"),
     ),
     "a power of eigenvalues": (
         f"{MATRIX}v, u = torch.linalg.eigh(m)\n((u * v ** -0.25) @ u.T).sum().backward()\n",
