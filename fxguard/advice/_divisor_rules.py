@@ -11,6 +11,8 @@ from fxguard.advice._rule import Rule
 from fxguard.advice._rule import names_in as _names
 from fxguard.advice.case import Case
 from fxguard.advice.end_of_range import is_at_both_ends, is_at_end, maker_at_end, words_of_end
+from fxguard.advice.ends_of_support import words_of_density
+from fxguard.advice.extents import words_of_extent
 from fxguard.advice.iterated import words_of_divisor, words_of_step
 from fxguard.advice.logs_in_divisors import words_of_divided
 from fxguard.advice.positive import cut_at_zero
@@ -40,6 +42,14 @@ def _is_kept_root(case: Case) -> bool:
 
 
 DIVISOR_RULES = (
+    Rule("zero divisor", LOG, "advice",
+         "leave out what has no extent, where it is chosen before {c.name}: {made} makes 0 of "
+         "equal ends, and with a bound such as 1e-12 it would be {bound}",
+         lambda c: bool(words_of_extent(c)), alone=True, words=words_of_extent),
+    Rule("zero divisor", _names("xlogy"), "advice",
+         "{repair}, or give such samples a likelihood of their own: the density is 0 there, and "
+         "with a tiny bound they weigh more than all others",
+         lambda c: bool(words_of_density(c)), alone=True, words=words_of_density),
     Rule("zero divisor, underflow", DIVISIONS, "advice",
          "bound the divisor of this Newton step, {divisor}.clamp(min=1e-6) if it is positive, or "
          "leave `{name}` as it is where the divisor is 0{why}",

@@ -29,6 +29,7 @@ __all__ = [
     "is_log_of_product_with_exp",
     "is_log_of_products",
     "is_of",
+    "is_of_running_product",
     "is_one_minus",
     "is_one_minus_returned",
     "is_one_minus_tanh_squared",
@@ -68,6 +69,20 @@ def _one_minus(case: Case) -> int | None:
 def is_of(name: str) -> Callable[[Case], bool]:
     """It is the result of one operation."""
     return lambda case: case.name != "log1p" and _is(case, case.around.culprit, name)
+
+
+def is_of_running_product(case: Case) -> bool:
+    """It is the result of ``cumprod``, perhaps behind the 1 that it begins with."""
+    step = _maker(case)
+    if step is not None and plain(step.kind) in ("cat", "concat", "concatenate", "hstack"):
+        made = [each for each in step.inputs if not _is_one(case, each)]
+        step = made_by(case.around, made[0]) if len(made) == 1 else None
+    return case.name != "log1p" and step is not None and plain(step.kind) == "cumprod"
+
+
+def _is_one(case: Case, value: int) -> bool:
+    found = case.around.range_of(value)
+    return found is not None and found.abs_min == found.abs_max == 1
 
 
 def is_one_minus(name: str) -> Callable[[Case], bool]:

@@ -16,6 +16,7 @@ from fxguard.advice._rule import names_in as _names
 from fxguard.advice.case import Case
 from fxguard.advice.chosen_products import words_of_argument, words_of_product
 from fxguard.advice.covariances import is_covariance
+from fxguard.advice.matrix_functions import is_matrix_function
 from fxguard.advice.root_of_difference import words_of_difference
 
 __all__ = ["GRADIENT_RULES"]
@@ -105,6 +106,10 @@ GRADIENT_RULES = (
          "put distinct numbers, far from the other eigenvalues, on the diagonal where a matrix is "
          "padded with 0, here in {rows}: one eps for all keeps them equal",
          lambda c: bool(_zero_rows(c)) and not is_covariance(c), words=_zero_rows),
+    Rule("singular gradient, rounding", _names("eigh"), "advice",
+         "give this function f of a matrix its own backward, with (f(a) - f(b)) / (a - b), and "
+         "f'(a) where eigenvalues a and b are equal; that of {c.name} divides by a - b",
+         lambda c: c.is_degenerate() and is_matrix_function(c)),
     Rule("singular gradient, rounding", _names("eigh"), "advice",
          "leave out, before {c.name}, what does not vary: points that repeat others, as those that "
          "fill up a set do, or features that are constant: {rows} of the covariance are 0, and its "

@@ -143,7 +143,7 @@ REWRITES = (
          made.is_of("prod")),
     Rule(_LOST, _LOG, "advice",
          "take log(x).cumsum(dim){c.per_log} instead of {c.name}(cumprod(x, dim)); log1p(-h) is "
-         "log(1 - h)", made.is_of("cumprod")),
+         "log(1 - h)", made.is_of_running_product, alone=True),
     Rule(_LOST, _LOG, "advice",
          "work with logarithms: logsumexp(log(w) + log(x).sum(dim), dim) instead of "
          "log(sum(w * prod(x, dim), dim))", made.is_log_of_products),
@@ -182,6 +182,10 @@ REWRITES = (
          "take slogdet({c.of[det]}).logabsdet "
          "instead of log(det({c.of[det]})), and add an eps to the diagonal where "
          "the matrix is singular", made.is_of("det")),
+    Rule("underflow, singular gradient, zero divisor", names_in("pow"), "exact",
+         "take exp({c.other} * log_softmax({c.of[softmax]}, dim)) instead of "
+         "softmax({c.of[softmax]}, dim) ** {c.other}", made.is_of("softmax"),
+         rewrites=("softmax(x, d) ** a -> exp(a * log_softmax(x, d))",)),
     # Overflows avoided by another order of operations.
     Rule("overflow", names_in("exp"), "exact", "take softplus({c.bare}) "
                                                "instead of log(1 + exp({c.bare}))",

@@ -14,7 +14,7 @@ from fxguard.advice._expressions import is_difference_of_squares
 from fxguard.advice._patterns import is_square_of, made_by, minus_one_of, one_plus_of
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
-from fxguard.advice.surroundings import is_passed, is_scaling, names_of
+from fxguard.advice.surroundings import CREATES, is_passed, is_scaling, names_of
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, ENTRIES, MOVES
 from fxguard.plan.plan import Step
@@ -76,6 +76,7 @@ _ENTRY = re.compile(r"([\w.]+)\[(?![:, ]*None[:, ]*\])[^\]]+\]")  # ``self.signa
 _FROM_END = re.compile(r"(\d+(?:\.\d*)?) - ([a-z_][\w.]*)")
 _LESS_ONE = re.compile(r"(.+) - 1")  # of a count
 
+WRITES = ("fill_", "masked_fill", "masked_fill_", "scatter", "scatter_", "setitem")
 MOST_STEPS = 8  # from an operand back to the data
 FILLED = names_in("contiguous float getitem nan_to_num select to view where")  # data is still data
 
@@ -150,7 +151,23 @@ def is_count_of_mask(case: Case) -> bool:
     counted = [value for step in sums for value in step.inputs[-1:]]
     # x / x.sum() is not a mean over a mask.
     read = case.around.step.inputs
-    return any(case.around.is_given(value) and value not in read for value in counted)
+    return any(
+        (case.around.is_given(value) or _is_filled(case, value)) and value not in read
+        for value in counted
+    )
+
+
+def _is_filled(case: Case, value: int) -> bool:
+    """A constant tensor into which the program has written ones: ``m = zeros(n); m[i] = 1``."""
+    for _ in range(MOST_STEPS):
+        step = case.around.maker_of(value)
+        if step is None or plain(step.kind) in CREATES:
+            return step is not None
+        is_one = step.kind in WRITES and step.literals[-1:] == (1.0,) and len(step.inputs) == 1
+        if not (is_one or step.kind in CASTS) or not step.inputs:
+            return False
+        value = step.inputs[0]
+    return False
 
 
 def divides_by_number(case: Case) -> bool:

@@ -498,6 +498,9 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
+    "leave out what has no extent",
+    "{repair}, or give such samples",
+    "give this function f of a matrix",
     "normalise in logarithms, from the exponents",
     "leave each row its own entry",
     "keep {c.x} above 0 where it is lowered",
