@@ -283,7 +283,7 @@ CASES = [
     Exact("take a * sigmoid(-x) instead of a / (1 + exp(x))", {"a": X / 100, "x": X}),
     Exact("take a * sigmoid(-x) instead of a / (1 + exp(x))", {"x": X},
           broken=lambda x: 1 / (1 + x.exp()), mended=lambda x: torch.sigmoid(-x)),
-    Exact("take exp(y * log_softmax(x, dim)) instead of softmax(x, dim) ** y", {"x": X},
+    Exact("take exp(0.5 * log_softmax(x, dim)) instead of softmax(x, dim) ** 0.5", {"x": X},
           broken=lambda x: x.softmax(DIM) ** 0.5,
           mended=lambda x: (0.5 * x.log_softmax(DIM)).exp()),
     Exact("take a * exp(-x) instead of a / exp(x)", {"a": X / 100, "x": X.abs()}),
