@@ -142,7 +142,8 @@ REWRITES = (
          "take log({c.of[prod]}).sum(dim){c.per_log} instead of {c.name}(prod({c.of[prod]}, dim))",
          made.is_of("prod")),
     Rule(_LOST, _LOG, "advice",
-         "take log(x).cumsum(dim){c.per_log} instead of {c.name}(cumprod(x, dim)); log1p(-h) is "
+         "take log({c.of[cumprod]}).cumsum(dim){c.per_log} instead of "
+         "{c.name}(cumprod({c.of[cumprod]}, dim)); log1p(-h) is "
          "log(1 - h)", made.is_of_running_product, alone=True),
     Rule(_LOST, _LOG, "advice",
          "work with logarithms: logsumexp(log(w) + log(x).sum(dim), dim) instead of "

@@ -259,7 +259,7 @@ def _words(cause: str, seen: BackwardEvidence) -> str:
         return "the exponent's gradient needs the log of a negative number"
     if seen.forward is not None and seen.inside is None and cause == "singular gradient":
         what = words_for(cause_of(seen.forward), seen.forward)
-        hidden = "something behind it hides the result, not the gradient"
+        hidden = "what follows hides the result, but not its gradient"
         return f"{what} in the forward: {hidden}" if what else ""
     if cause == "domain" and seen.inside is None and is_of_infinite_factor(seen):
         return "0 * inf"

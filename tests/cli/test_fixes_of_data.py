@@ -41,7 +41,7 @@ HAZARDS = (
     "h = torch.sigmoid(net(torch.randn(3, 4)))\ns = torch.cumprod(1 - h, {})\n{}"
     "(-at.log().mean()).backward()\n"
 )
-IN_LOGS = "take log(x).cumsum(dim) instead of log(cumprod(x, dim)); log1p(-h) is log(1 - h)"
+IN_LOGS = "take log(1 - h).cumsum(dim) instead of log(cumprod(1 - h, dim)); log1p(-h) is log(1 - h)"
 BEGINS = "s = torch.cat([torch.ones({}), s], {})\n"
 
 CLICKS = (

@@ -383,7 +383,7 @@ CASES = (
     Case("zero divisor", "m = norm(a); n = norm(b); p = mul(m, n); y = div(x, p)!",
          "advice: take F.cosine_similarity", dtype="float32"),
     Case("zero divisor", "s = sub(1, h); c = cumprod(s, 1); y = log(c)!",
-         "advice: take log(x).cumsum(dim)"),
+         "advice: take log(s).cumsum(dim)"),
     Case("zero divisor", "r = div(p, q)!; l = log(r); y = mul(p, l)",
          "advice: leave out where x is 0 before the division"),
     Case("zero divisor", "r = div(p, q)!; l = log(r); y = mul(z, l)",

@@ -264,7 +264,7 @@ def test_a_quotient_that_forward_made_nan_is_said_to_be_masked() -> None:
 
     w = torch.tensor([[1.0, 1.0], [0.0, 0.0]], requires_grad=True)
     origin = origin_of(kept, w)
-    assert cause_text(origin).startswith(": 0 / 0 in the forward: something behind it hides")
+    assert cause_text(origin).startswith(": 0 / 0 in the forward: what follows hides")
     assert origin.fixes[0].text.startswith("choose the divisor d = w.sum(-1, keepdim=True) by whe")
 
 
