@@ -259,7 +259,7 @@ class _Run:
         base = self.computed.get(base.id, base) if isinstance(base, ast.Name) else base
         if not isinstance(base, ast.BinOp) or not isinstance(base.op, ast.Sub):
             return None
-        part = base.right
+        part = self.computed.get(base.right.id) if isinstance(base.right, ast.Name) else base.right
         if not isinstance(part, ast.BinOp) or self._number(base.left) != 1:
             return None
         step, by = self._both(part.left, part.right)
@@ -367,6 +367,11 @@ class _WithNumbers(ast.NodeTransformer):
         self.run = run
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
+        made = self.run.computed.get(node.id)
+        if isinstance(made, ast.BinOp) and isinstance(made.op, ast.Div):
+            copy = ast.parse(ast.unparse(made), mode="eval").body
+            shown: ast.expr = self.visit(copy)
+            return shown
         return self._with_number(node, self.run.variables.get(node.id))
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:

@@ -37,6 +37,11 @@ TOLD = {
         f"        self.n += 1\n        lr = np.power(1.0 - self.n / self.end, 0.9)\n{SET}",
         "np.power(1.0 - 11 / 10, 0.9)",
     ),
+    "a share of its own name": (
+        "        self.n += 1\n        done = np.float64(self.n) / self.end\n"
+        f"        lr = 0.1 * np.power(1.0 - done, 0.9)\n{SET}",
+        "np.power(1.0 - np.float64(11) / 10, 0.9)",
+    ),
     "the other branch is a warm-up": (
         "        if self.n < 3:\n            lr = 0.1 * (self.n + 1) / 3\n        else:\n"
         f"            lr = 0.1 * (1.0 - self.n * self.part) ** 0.9\n{SET}        self.n += 1\n",
