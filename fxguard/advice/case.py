@@ -36,11 +36,11 @@ from fxguard.source.assigned import assignments_of, in_words
 from fxguard.source.named import (
     factor_text,
     innermost_operand_text,
-    negated,
     other_text,
     unbounded,
     variable_in,
 )
+from fxguard.source.terms import negated
 
 __all__ = ["Case"]
 

@@ -15,8 +15,9 @@ from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 from fxguard.records import Range, Role
-from fxguard.source.named import argument_text, factors_in, operand_text, terms_in
+from fxguard.source.named import argument_text, operand_text
 from fxguard.source.parameters import parameter_read
+from fxguard.source.terms import factors_in, terms_in
 
 __all__ = ["free_terms"]
 

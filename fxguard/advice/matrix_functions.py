@@ -11,7 +11,6 @@ from fxguard.advice.case import Case
 from fxguard.advice.surroundings import is_passed
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES
-from fxguard.plan.plan import Step
 
 __all__ = ["is_matrix_function"]
 
@@ -22,13 +21,11 @@ MOST_STEPS = 64  # from the eigenvectors to their product
 
 def is_matrix_function(case: Case) -> bool:
     """Whether a product with the eigenvectors is multiplied with them once more."""
-    if plain(case.around.step.kind) != "eigh" and not case.name.endswith("eigh"):
-        return False
-    outputs = case.around.step.outputs
-    made = set(outputs[-1:])  # of the eigenvectors alone
+    made = set(case.around.step.outputs[-1:])  # of the eigenvectors alone
     products = set[int]()  # of them with something else
-    steps = _steps_after(case)
-    for step in steps[:MOST_STEPS]:
+    steps = list(case.around.steps)
+    at = next((i for i, each in enumerate(steps) if each is case.around.step), len(steps))
+    for step in steps[at + 1 :][:MOST_STEPS]:
         of_vectors = [each for each in step.inputs if each in made]
         of_products = [each for each in step.inputs if each in products]
         if not (of_vectors or of_products):
@@ -43,9 +40,3 @@ def is_matrix_function(case: Case) -> bool:
         elif is_passed(step) or plain(step.kind) in _HANDED_ON:
             (products if of_products else made).update(step.outputs)
     return False
-
-
-def _steps_after(case: Case) -> list[Step]:
-    steps = list(case.around.steps)
-    at = next((i for i, each in enumerate(steps) if each is case.around.step), len(steps))
-    return steps[at + 1 :]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TypeGuard
 
 from fxguard.source.syntax import tree_of
 
@@ -14,7 +13,6 @@ __all__ = [
     "argument_text",
     "called_name",
     "factor_text",
-    "factors_in",
     "first_argument",
     "given_text",
     "gradient_in",
@@ -22,11 +20,9 @@ __all__ = [
     "is_number_of_module",
     "is_of_numbers",
     "last_name",
-    "negated",
     "operand_text",
     "operand_texts",
     "other_text",
-    "terms_in",
     "unbounded",
     "variable_in",
     "variables_in",
@@ -261,69 +257,6 @@ def factor_text(code: str, *, is_first: bool) -> str:
     ]
     named = [node for node in found if isinstance(node, (ast.Attribute, ast.Name))]
     return _text(named[0], with_numbers=False) if len(named) == 1 else ""
-
-
-def terms_in(code: str) -> list[str]:
-    """The terms of the only sum of a line, in their order; [] where it has several, or none.
-
-    Example:
-        >>> terms_in("h.append(omega + alpha * e ** 2 + beta * h[-1])")
-        ['omega', 'alpha * e ** 2', 'beta * h[-1]']
-    """
-    tree = _parsed(code)
-    sums = [node for node in (() if tree is None else ast.walk(tree)) if _is_addition(node)]
-    inner = [node.left for node in sums]
-    outermost = [node for node in sums if node not in inner]
-    if len(outermost) != 1:
-        return []
-    terms: list[ast.expr] = []
-    node: ast.expr = outermost[0]
-    while _is_addition(node):
-        terms, node = [node.right, *terms], node.left
-    return [ast.unparse(each) for each in (node, *terms)]
-
-
-def factors_in(text: str) -> list[str]:
-    """The factors of a product; [] of anything else.
-
-    Example:
-        >>> factors_in("alpha * e ** 2")
-        ['alpha', 'e ** 2']
-    """
-    tree = _parsed(text)
-    body = tree.body if isinstance(tree, ast.Module) else []
-    node = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
-        return []
-    return [ast.unparse(node.left), ast.unparse(node.right)]
-
-
-def negated(text: str) -> str:
-    """An expression with the other sign.
-
-    Example:
-        >>> negated("x"), negated("-x / 2"), negated("c / (k * t)"), negated("a - b")
-        ('-x', 'x / 2', '-c / (k * t)', 'b - a')
-    """
-    tree = _parsed(text)
-    body = tree.body if isinstance(tree, ast.Module) else []
-    if len(body) != 1 or not isinstance(body[0], ast.Expr):
-        return f"-({text})"
-    return ast.unparse(_negated(body[0].value))
-
-
-def _negated(node: ast.expr) -> ast.expr:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return node.operand
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-        return ast.BinOp(node.right, node.op, node.left)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
-        return ast.BinOp(_negated(node.left), node.op, node.right)
-    return ast.UnaryOp(ast.USub(), node)
-
-
-def _is_addition(node: ast.AST) -> TypeGuard[ast.BinOp]:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
 
 
 def unbounded(text: str) -> str:
