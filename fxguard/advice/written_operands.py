@@ -5,14 +5,15 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from fxguard.advice.positive import (
-    made_at,
-)
+from collections.abc import Sequence
+
+from fxguard.advice.positive import made_at
 from fxguard.advice.surroundings import Surroundings
 from fxguard.graph.poles import plain
-from fxguard.graph.tables import LOSSES
+from fxguard.graph.tables import CASTS, LOSSES, MOVES, SELECTS
 from fxguard.plan.plan import Step
 from fxguard.source.assigned import expressions_on, statement_at, target_of
+from fxguard.source.in_statement import Path, operands_with_paths
 from fxguard.source.named import (
     OPERATORS,
     given_text,
@@ -23,6 +24,9 @@ from fxguard.source.named import (
 )
 
 __all__ = ["free_letter", "operand_in", "titled", "without_parentheses", "written_operand"]
+
+MOST_READERS = 8  # of a result, one after the other
+_MOVED = frozenset(map(plain, MOVES | SELECTS | CASTS))
 
 
 def titled(step: Step) -> str:
@@ -58,7 +62,7 @@ def operand_in(around: Surroundings) -> str:
     position = _position(around)
     if position:
         return _written_at(around.step, position)
-    if text := written_operand(around.step):
+    if text := written_operand(around.step) or _by_readers(around):
         return text
     source, step = around.step.source, made_at(around, around.culprit)
     if source is None or step is None or step.source is None:
@@ -68,6 +72,41 @@ def operand_in(around: Surroundings) -> str:
     found = found or operand_texts(statement_at(source), plain(around.step.kind))
     is_elsewhere = step.source.position != source.position
     return name if is_elsewhere and name in found else ""
+
+
+def _by_readers(around: Surroundings) -> str:
+    """The same by what reads its result: ``p`` of ``a / p - a / q`` if it is lessened."""
+    source = around.step.source
+    if source is None:
+        return ""
+    known = _readers(around)
+    pairs = operands_with_paths(statement_at(source), plain(around.step.kind))
+    found = {text for text, path in pairs if _may_be(known, path)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _readers(around: Surroundings) -> list[tuple[str, int | None]]:
+    """What reads its result in the same statement; None where a place is not known."""
+    found: list[tuple[str, int | None]] = []
+    value, source = around.made, around.step.source
+    while len(found) < MOST_READERS:
+        readers = [each for each in around.readers_of(value) if each.source == source]
+        if len(readers) != 1 or not readers[0].outputs:
+            break
+        step = readers[0]
+        if step.counts and plain(step.kind) not in _MOVED:
+            place = step.inputs.index(value) if len(step.inputs) > 1 else None
+            found.append((plain(step.kind), place))
+        value = step.outputs[0]
+    return found
+
+
+def _may_be(known: Sequence[tuple[str, int | None]], path: Path) -> bool:
+    path = tuple(pair for pair in path if pair[0] not in _MOVED)
+    if len(known) > len(path):
+        return False
+    pairs = zip(known, path, strict=False)
+    return all(name == of and place in (None, at) for (name, place), (of, at) in pairs)
 
 
 def _position(around: Surroundings) -> int:

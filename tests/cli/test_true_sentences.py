@@ -99,3 +99,32 @@ def test_the_batch_of_a_script_is_the_step_of_its_optimizer(run_here: RunHere, b
         f"    optimizer.zero_grad()\n    {bad}\n    optimizer.step()\n"
     )
     assert "Detected inf/nan during batch_number=5\n" in found.err, found.err
+
+
+@pytest.mark.parametrize("bad", ["p", "q", "r"])
+def test_the_operand_of_several_on_a_line_is_the_bad_one(run_here: RunHere, bad: str) -> None:
+    """They are told apart by what reads their results."""
+    said = verdict_of(
+        run_here,
+        "a = torch.ones(3, requires_grad=True)\n"
+        + "".join(f"{x} = torch.tensor([1.0, {0.0 if x == bad else 2.0}, 1.0])\n" for x in "pqr")
+        + "(a / p[:, None] + (a * 2 / q - a / r)).sum().backward()\n",
+    )
+    assert f"`{bad}` comes from script.py:" in said
+    assert f"where({bad} == 0, 1, {bad})" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[(a / p + a / q).sum() for _ in range(2)]", "[f(a / p), f(a / q)]", "[a / p, a / q]"],
+)
+def test_no_operand_is_named_where_it_is_not_certain(run_here: RunHere, line: str) -> None:
+    """A comprehension runs both several times, and nothing of the statement tells them apart."""
+    said = verdict_of(
+        run_here,
+        "a = torch.ones(3, requires_grad=True)\np, q = torch.ones(3), torch.zeros(3)\n"
+        f"f = lambda x: x.sum()\nparts = {line}\nsum(x.sum() for x in parts).backward()\n",
+    )
+    assert "division by zero" in said
+    assert "comes from" not in said
+    assert not any(f"({name} == 0" in said for name in "pq")
