@@ -8,18 +8,42 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from fxguard.advice._patterns import is_square_of, made_by
 from fxguard.advice.case import Case
+from fxguard.graph.poles import plain
 from fxguard.source.same_operand import same_operand_at
 
 __all__ = ["BOUNDED", "BOUNDED_RUN", "likewise"]
 
+EQUAL_POINTS = "; or leave out pairs of equal points, such as of one and itself"
+MOST_STEPS = 8  # from a distance back to the difference
+
 
 def likewise(case: Case) -> Mapping[str, str]:
-    """The other lines that apply the operation to the same expression."""
+    """The other lines that apply the operation to the same expression; pairs of equal points."""
     source = case.around.step.source
     same = [] if source is None else same_operand_at(source, case.name)
     others = " and ".join(each.place for each in same)
-    return {"likewise": f", and likewise at {others}" if others else ""}
+    told = f", and likewise at {others}" if others else ""
+    return {"likewise": told + (EQUAL_POINTS if _is_of_equal_points(case) else "")}
+
+
+def _is_of_equal_points(case: Case) -> bool:
+    """Whether it is a distance in hyperbolic space, ``acosh(1 + |u - v|² / ...)``, that is 0."""
+    around, value = case.around, case.around.culprit
+    if case.name != "acosh" or not case.operands or case.operands[0].low != 1:
+        return False
+    for _ in range(MOST_STEPS):
+        step = made_by(around, value)
+        if step is None or not step.inputs:
+            return False
+        if (square := is_square_of(step)) is not None:
+            difference = made_by(around, square)
+            return difference is not None and plain(difference.kind) in ("sub", "rsub")
+        if plain(step.kind) not in ("add", "div", "mul", "sum"):
+            return False
+        value = step.inputs[0]
+    return False
 
 
 # How to keep an argument inside its domain or away from a pole.

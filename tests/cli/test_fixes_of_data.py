@@ -63,7 +63,22 @@ POOL = (
 )
 FUNCTION = "give this function f of a matrix its own backward, with (f(a) - f(b)) / (a - b)"
 
+POINCARE = (
+    "x = (torch.rand(6, 2) * 0.2).requires_grad_()\nu, v = x[[0, 1, 2]], x[[3, 1, 5]]\n"
+    "sq = {}\na, b = 1 - u.square().sum(-1), 1 - v.square().sum(-1)\n"
+    "torch.acosh({}).sum().backward()\n"
+)
+EQUAL = "; or leave out pairs of equal points, such as of one and itself"
+
 FIRST = {
+    "a point and itself": (
+        POINCARE.format("((u - v) ** 2).sum(-1)", "1 + 2 * sq / (a * b)"),
+        EQUAL,
+    ),
+    "the same by square": (
+        POINCARE.format("(u - v).square().sum(dim=-1)", "sq.mul(2).div(a * b) + 1"),
+        EQUAL,
+    ),
     "a share of nothing": (
         DENSITY.format("[0.0, 0.5]", "Beta(w, w + 1)", "y"),
         SQUEEZE.format("y"),
@@ -125,6 +140,10 @@ FIRST = {
 }
 
 TWINS = {
+    "no distance": (
+        POINCARE.format("torch.zeros(3)", "1 + 2 * sq * a"),
+        EQUAL,
+    ),
     "a bound on the data": (
         DENSITY.format("[0.0, 0.5]", "torch.special.xlogy(w, y)", "y").replace(".log_prob(y)", ""),
         "a likelihood of their own",
