@@ -76,7 +76,7 @@ def operand_text(code: str, name: str) -> str:
 
 
 def operand_texts(code: str, name: str) -> set[str]:
-    """The same of each such operation of a line.
+    """The same of each such operation of a line, "" of a long one; numbers are left out.
 
     Example:
         >>> sorted(operand_texts("h = torch.log(k / lam) + (k - 1) * torch.log(z)", "log"))
@@ -84,7 +84,7 @@ def operand_texts(code: str, name: str) -> set[str]:
     """
     sign, position = OPERATORS.get(name, (None, 0))
     nodes = _operands(code, name, sign, position)
-    return {text for node in nodes if (text := _text(node, with_numbers=False))}
+    return {_text(node, with_numbers=False) for node in nodes if _is_of_names(node)}
 
 
 def other_text(code: str, name: str) -> str:

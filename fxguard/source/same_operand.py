@@ -23,7 +23,7 @@ def same_operand_at(source: Source, name: str) -> list[Source]:
         name: the plain name of the operation.
     """
     texts = operand_texts(source.code, name)
-    if len(texts) != 1:
+    if len(texts) != 1 or "" in texts:
         return []
     (text,) = texts
     statements = sorted(_simple_statements(function_around(source)), key=lambda each: each.lineno)

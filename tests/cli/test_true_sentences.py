@@ -128,3 +128,16 @@ def test_no_operand_is_named_where_it_is_not_certain(run_here: RunHere, line: st
     assert "division by zero" in said
     assert "comes from" not in said
     assert not any(f"({name} == 0" in said for name in "pq")
+
+
+def test_an_operand_that_is_long_is_not_taken_for_another_one(run_here: RunHere) -> None:
+    """Of two divisors one has a short name, and the other one is 0."""
+    said = verdict_of(
+        run_here,
+        "a = torch.ones(3, requires_grad=True)\nb, c, k = torch.zeros(3), torch.ones(3), 2.0\n"
+        "y = (a / (b[:, None].squeeze(1).clone().reshape(3).contiguous() * k) * a).abs() / c\n"
+        "y.sum().backward()\n",
+    )
+    assert "division by zero" in said
+    assert "`c`" not in said
+    assert "c == 0" not in said
