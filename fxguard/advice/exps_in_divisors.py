@@ -36,9 +36,7 @@ def divides(form: str) -> Callable[[Case], bool]:
 
 def words_of_quotient(case: Case) -> Mapping[str, str]:
     """``{"quotient": "the quotient (planck.py:9)"}``: of other divisors; {} if there is none."""
-    is_known = (becomes.divides_by_one_plus, becomes.is_sigmoid_by_hand, becomes.is_tanh_by_hand)
-    others = (*is_known, becomes.is_scaled_sigmoid_by_hand, becomes.is_normalized)
-    if any(fits(case) for fits in (*others, divides("x"), divides("x - 1"))):
+    if any(fits(case) for fits in _OF_OWN_RULES):
         return {}
     again = (each.outputs[0] for each in case.around.steps_of(case.around.step.kind))
     todo = [x for x in again if are_equal(case.around, x, case.around.made)]
@@ -76,3 +74,14 @@ def _is_of_it(case: Case, quotient: Step, divisor: int) -> bool:
         if step is not None and len(todo) < MOST_VALUES:
             todo += step.inputs
     return False
+
+
+_OF_OWN_RULES = (
+    divides("x"),
+    divides("x - 1"),
+    becomes.divides_by_one_plus,
+    becomes.is_normalized,
+    becomes.is_scaled_sigmoid_by_hand,
+    becomes.is_sigmoid_by_hand,
+    becomes.is_tanh_by_hand,
+)

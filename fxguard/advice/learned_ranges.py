@@ -23,7 +23,7 @@ from fxguard.records import Role, Source
 from fxguard.source.assigned import target_of
 from fxguard.source.named import SIGNS
 from fxguard.source.scalar_functions import FUNCTIONS, NO_NUMBER, OPERATORS, number_in, variables_of
-from fxguard.source.syntax import tree_of
+from fxguard.source.syntax import expression_of
 
 __all__ = ["words_of_learned"]
 
@@ -106,10 +106,10 @@ def _lines(case: Case, value: int) -> set[Source | None]:
 
 
 def _node(text: str) -> ast.AST:
-    tree = tree_of(text)
-    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
+    node = expression_of(text)
+    if node is None:
         raise _NotOfOneError
-    return tree.body[0].value
+    return node
 
 
 def _leaf(case: Case, value: int | None) -> int | None:

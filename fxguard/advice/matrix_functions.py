@@ -10,12 +10,10 @@ from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import is_passed
 from fxguard.graph.poles import plain
-from fxguard.graph.tables import CASTS, MOVES
 
 __all__ = ["is_matrix_function"]
 
 _PRODUCTS = names_in("bmm einsum matmul mm mul")
-_HANDED_ON = frozenset(map(plain, MOVES | CASTS)) | _PRODUCTS
 MOST_STEPS = 64  # from the eigenvectors to their product
 
 
@@ -37,6 +35,6 @@ def is_matrix_function(case: Case) -> bool:
             return True  # an outer product of them
         if is_product:
             products.update(step.outputs)
-        elif is_passed(step) or plain(step.kind) in _HANDED_ON:
+        elif is_passed(step):
             (products if of_products else made).update(step.outputs)
     return False

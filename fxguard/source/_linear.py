@@ -1,8 +1,8 @@
 """The linear recursion that a loop runs, as a filter does: ``y[t] = x[t] + p y[t-1] + q y[t-2]``.
 
 It is read off the program's text: each turn makes new states of the old ones, by a matrix. Its
-trace and its determinant tell p and q, whatever form a filter is written in. Knows nothing of
-torch.
+trace and its determinant tell p and q, in whichever form a filter is written, if its states are
+variables: those of a list are not followed. Knows nothing of torch.
 """
 
 from __future__ import annotations

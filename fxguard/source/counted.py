@@ -17,7 +17,7 @@ from fxguard.source.assigned import (
     statement_node,
 )
 from fxguard.source.named import called_name, first_argument
-from fxguard.source.syntax import tree_of, tree_of_file
+from fxguard.source.syntax import expression_of, tree_of_file
 
 __all__ = ["are_counted_at", "are_indicators_at", "divided_at"]
 
@@ -78,9 +78,7 @@ def _expression(text: str, source: Source) -> ast.expr | None:
         if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Return)):
             return statement.value
         return _registered(statement) if isinstance(statement, ast.Expr) else None
-    tree = tree_of(text)
-    first = None if tree is None or not tree.body else tree.body[0]
-    return first.value if isinstance(first, ast.Expr) else None
+    return expression_of(text)
 
 
 def _made_of(node: ast.expr | None, at: Source) -> Iterator[_Found]:

@@ -10,7 +10,7 @@ import ast
 from fxguard.records import Source
 from fxguard.source.assigned import assignment_of, statement_node
 from fxguard.source.named import called_name, first_argument, last_name
-from fxguard.source.syntax import tree_of, tree_of_file
+from fxguard.source.syntax import expression_of, tree_of_file
 
 __all__ = ["parameter_read"]
 
@@ -36,9 +36,7 @@ def parameter_read(text: str, source: Source) -> str:
         As the program has it: ``self.var``; ``omega`` where that is unpacked of a parameter.
     """
     tree = tree_of_file(source.file)
-    expression = tree_of(text)
-    first = expression.body[0] if expression is not None and expression.body else None
-    node = first.value if isinstance(first, ast.Expr) else None
+    node = expression_of(text)
     for _ in range(MOST_STEPS):
         node = None if node is None else _moved(node)
         if node is None or tree is None:

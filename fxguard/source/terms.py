@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from typing import TypeGuard
 
-from fxguard.source.syntax import tree_of
+from fxguard.source.syntax import expression_of, tree_of
 
 __all__ = ["factors_in", "negated", "terms_in"]
 
@@ -40,7 +40,7 @@ def factors_in(text: str) -> list[str]:
         >>> factors_in("alpha * e ** 2")
         ['alpha', 'e ** 2']
     """
-    node = _expression(text)
+    node = expression_of(text)
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return []
     return [ast.unparse(node.left), ast.unparse(node.right)]
@@ -53,14 +53,8 @@ def negated(text: str) -> str:
         >>> negated("x"), negated("-x / 2"), negated("c / (k * t)"), negated("a - b")
         ('-x', 'x / 2', '-c / (k * t)', 'b - a')
     """
-    node = _expression(text)
+    node = expression_of(text)
     return f"-({text})" if node is None else ast.unparse(_negated(node))
-
-
-def _expression(text: str) -> ast.expr | None:
-    tree = tree_of(text)
-    first = tree.body[0] if tree is not None and len(tree.body) == 1 else None
-    return first.value if isinstance(first, ast.Expr) else None
 
 
 def _negated(node: ast.expr) -> ast.expr:

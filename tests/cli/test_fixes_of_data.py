@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.programs import IMPORTS
+from support.repairs import expect_first, expect_not_said
 
 RunHere = Callable[[str], Any]
 
@@ -176,15 +176,9 @@ TWINS = {
 
 @pytest.mark.parametrize("name", FIRST)
 def test_the_repair_comes_first(run_here: RunHere, name: str) -> None:
-    text, fix = FIRST[name]
-    found = run_here(f"{IMPORTS}{text}")
-    assert found.fixes, found.err
-    assert fix in found.fixes[0], found.fixes
+    expect_first(run_here, *FIRST[name])
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_the_repair_is_not_said_of_something_else(run_here: RunHere, name: str) -> None:
-    text, fix = TWINS[name]
-    found = run_here(f"{IMPORTS}{text}")
-    assert found.fixes, found.err
-    assert not any(fix in each for each in found.fixes), found.fixes
+    expect_not_said(run_here, *TWINS[name])
