@@ -18,6 +18,7 @@ from fxguard.advice.gated_states import words_of_gate
 from fxguard.graph.poles import LAWS, PRODUCTS
 from fxguard.graph.tables import CASTS
 from fxguard.source.assigned import target_of
+from fxguard.source.weighting import weighs_terms_at
 
 __all__ = ["OVERFLOW_RULES"]
 
@@ -32,6 +33,13 @@ def _stored(case: Case) -> Mapping[str, str]:
     """What is written: ``self.cache``."""
     source = case.around.step.source
     return {"stored": ("" if source is None else target_of(source)) or "what is written"}
+
+
+def _weight(case: Case) -> Mapping[str, str]:
+    """The variable that weighs the terms of a mean by it; {} if there is none."""
+    source = case.around.step.source
+    name = "" if source is None or case.is_half() else weighs_terms_at(source)
+    return {"weight": name} if name else {}
 
 
 def _is_hopeless_exponent(case: Case) -> bool:
@@ -67,6 +75,12 @@ OVERFLOW_RULES = (
          "{c.name}({c.largest_exponent})",
          lambda c: signs.is_free_exponent(c) and c.fits_float32() and not _is_hopeless_exponent(c)
          and not becomes.is_bounded_after(c)),
+    Rule("overflow", _names("exp"), "advice",
+         "bound the weight that a term of the mean gets, exp({c.x}.clamp(max=4.6)): `{weight}` "
+         "is then at most 100, as AWR and IQL clip theirs",
+         lambda c: signs.is_free_exponent(c) and not becomes.is_bounded_after(c)
+         and bool(_weight(c)), words=_weight,
+         rewrites=("exp(a) -> exp(a.clamp(max=4.6))",)),
     Rule("overflow", _EXPS, "advice",
          "look at what {c.argument} grew from, such as inputs that are not scaled: {c.dtype} holds "
          "{c.name} up to {c.name}({c.largest_exponent})",

@@ -12,7 +12,7 @@ from fxguard.advice.causes import cause_of, is_lost, lost_eps, overflowed_on_the
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import ATTENTION, LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
-from fxguard.graph.tables import CASTS, ENTRIES, LOSSES, UNINITIALISED
+from fxguard.graph.tables import CASTS, ENTRIES, LOSSES, MEANS_OF_NUMBERS, UNINITIALISED
 
 __all__ = ["DIMS_OF_HEADS", "gradient_text", "operands_text"]
 
@@ -119,8 +119,11 @@ def _expression(evidence: Evidence) -> str:
     first = next(is_infinite, tensors[0]) if name in LOSSES else tensors[0]
     if first.count == 0 or (name in SPREADS and first.count == 1):
         return f"{name} of {_elements(first.count)} is NaN"
+    of_row = "" if first.is_all else " of the row"
     if first.low == first.high == -math.inf:
-        return f"all {_elements(first.count)}{'' if first.is_all else ' of the row'} are -inf"
+        return f"all {_elements(first.count)}{of_row} are -inf"
+    if name in MEANS_OF_NUMBERS and math.isnan(first.low):
+        return f"all {_elements(first.count)}{of_row} are NaN"
     whole = "numbers" if name in READS_ALL or first.is_all else "a row"
     what = "zeros" if first.low == first.high == 0 else f"{whole} {_range(first)}"
     text = f"{name} of {what} ({_elements(first.count)})"

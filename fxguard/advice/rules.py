@@ -30,7 +30,7 @@ from fxguard.advice.masked_sums import words_of_masked_sum
 from fxguard.advice.outside_ball import words_of_ball
 from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
 from fxguard.graph.poles import LOSSES_OF_TARGETS, SPREADS, plain
-from fxguard.graph.tables import SELECTS
+from fxguard.graph.tables import MEANS_OF_NUMBERS, SELECTS
 
 __all__ = ["RULES"]
 
@@ -91,6 +91,10 @@ RULES = (
          rewrites=(
              'cross_entropy(a, b) -> cross_entropy(a, b, reduction="sum") / '
              '(b != -100).sum().clamp(min=1)',)),
+    Rule("empty", MEANS_OF_NUMBERS, "advice",
+         "leave out what holds nothing but NaN before {c.name}, or say what stands for it: "
+         "{c.name}(...).nan_to_num(nan=0.0)",
+         rewrites=("{c.name}(...) -> {c.name}(...).nan_to_num(nan=0.0)",)),
     Rule("empty", None, "advice",
          "skip what is empty, or divide the sum by max(n, 1)", last=True),
     Rule("no alignment", None, "advice",

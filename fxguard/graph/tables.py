@@ -28,6 +28,7 @@ __all__ = [
     "LIMITERS",
     "LOSSES",
     "MATRIX_PRODUCTS",
+    "MEANS_OF_NUMBERS",
     "MIXES",
     "MIX_AND_ADD",
     "MOVES",
@@ -268,6 +269,9 @@ SEES_NAN = frozenset(
     nanquantile nansum
     """.split()
 )
+
+# Of these, the ones that make a NaN of nothing but NaN.
+MEANS_OF_NUMBERS = frozenset("nanmean nanmedian nanquantile".split())
 
 # These treat an infinity like any number that is large enough.
 SATURATES = frozenset(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -126,12 +125,11 @@ class Description:
         titles, count, returned = self.spread.of(blame)
         evidence, judged = self.opinion.evidence(blame), self.opinion.absorbed.get(blame)
         cause = self.opinion.cause(blame)
-        read: Sequence[int] = () if blame.step is None else flow.steps[blame.step].inputs
         origin = replace(
             self.origin(blame),
             dtype=dtype,
             limit=LIMITS.get(dtype),
-            follows=any(verdict.sources.get(value) for value in read),
+            follows=verdict.sources.get(blame.value, (blame,)) != (blame,),
             autocast=self.autocast(blame),
             climb=climb_to(flow, blame, self.step.before) if is_inf else (),
             spread=titles,

@@ -7,6 +7,7 @@ is absorbed, like ``log(0)`` under a ``where``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from fxguard.graph.tables import (
     CASTS,
     END_OF_MASKS,
     LOSSES,
+    MEANS_OF_NUMBERS,
     MIX_AND_ADD,
     MIXES,
     OVERWRITES,
@@ -32,6 +34,7 @@ __all__ = ["Verdict", "find_origins"]
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 WRITES = OVERWRITES | WRITES_PARTS
+REPLACES = WRITES | frozenset(["where"])
 MASK_ROLES = (Role.INPUT, Role.BUFFER, Role.CONSTANT)  # a mask may be any of these
 
 
@@ -85,6 +88,7 @@ def find_origins(
             that memory before.
     """
     tracing = _Tracing(
+        steps,
         values,
         measured,
         is_mask,
@@ -142,7 +146,11 @@ class _Tracing:
     3. A worse result is a new origin, unless the user ignores the operation, or it is an infinity
        that the operation was given or made from a mask.
 
+    4. A NaN of an operation that leaves NaN out (``nanmean`` of nothing else) is its own, where
+       what it read are missing values: NaN that were given, or written as such.
+
     Args:
+        steps: the operations, in order of execution.
         values: what the operations read and made.
         measured: as in :func:`find_origins`, like the arguments that follow.
         is_mask: for a value that no operation made.
@@ -157,6 +165,7 @@ class _Tracing:
 
     def __init__(
         self,
+        steps: Sequence[Step],
         values: Sequence[Value],
         measured: Callable[[int], Severity],
         is_mask: Callable[[int], bool],
@@ -168,6 +177,7 @@ class _Tracing:
         masks: Collection[int],
         bounds: Bounds,
     ) -> None:
+        self.steps = steps
         self.values = values
         self.measured = measured
         self.is_mask = is_mask
@@ -211,6 +221,10 @@ class _Tracing:
         inherited = tuple(
             dict.fromkeys(blame for value in bad for blame in self.sources.get(value, ()))
         )
+        if step.kind in MEANS_OF_NUMBERS and all(map(self.is_missing, inherited)):
+            worst, inherited = Severity.FINITE, ()
+        elif step.kind in REPLACES:  # of numbers that were missing, by what is at fault
+            inherited = tuple(b for b in inherited if not self.is_missing(b)) or inherited
         for value in made:
             severity = self.severity(value)
             is_intended = not inherited and not self.intended.isdisjoint(bad)
@@ -230,6 +244,14 @@ class _Tracing:
                     inherited = self.sources[value]
                 if step.kind in UNINITIALISED:
                     self.uninitialised.add(blame)
+
+    def is_missing(self, blame: Blame) -> bool:
+        """Whether a NaN stands for a missing number: it was given, or written as such."""
+        if blame.severity is not Severity.NAN:
+            return False
+        if blame.step is None:
+            return self.values[blame.value].role is not Role.WEIGHT
+        return any(map(math.isnan, self.steps[blame.step].literals))
 
     def is_intended_by(self, step: Step, value: int) -> bool:
         """Whether an operation was meant to make an infinity."""
