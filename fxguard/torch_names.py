@@ -84,6 +84,7 @@ __all__ = [
     "forbid_saved_tensor_hooks",
     "func_level",
     "func_level_count",
+    "func_level_of",
     "func_levels_left",
     "function_mode_at",
     "function_mode_count",
@@ -91,6 +92,7 @@ __all__ = [
     "is_any_autocast_on",
     "is_fx_symbolic_tracing",
     "is_of_func_level",
+    "is_of_vmap",
     "is_traceable_wrapper_subclass",
     "leave_func_levels",
     "pop_function_mode",
@@ -99,6 +101,7 @@ __all__ = [
     "top_saved_tensor_hooks",
     "tracing_state",
     "use_attention_kernels",
+    "vmapped_dim",
     "why_saved_tensor_hooks_are_forbidden",
     "without_func_level",
 ]
@@ -130,6 +133,9 @@ func_level_count = torch._C._functorch.get_dynamic_layer_stack_depth
 leave_func_levels = torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth
 is_of_func_level = torch._C._functorch.is_functorch_wrapped_tensor
 without_func_level = torch._C._functorch.get_unwrapped
+is_of_vmap = torch._C._functorch.is_batchedtensor
+vmapped_dim = torch._C._functorch.maybe_get_bdim
+func_level_of = torch._C._functorch.maybe_get_level
 # fxguard's own tensors are written outside of all levels: in one, only what was made there may be.
 func_levels_left = temporarily_clear_interpreter_stack
 

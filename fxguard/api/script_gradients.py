@@ -18,10 +18,12 @@ from fxguard.forgiving import or_else, theirs
 from fxguard.graph.random_state import random_state_kept
 from fxguard.guard.delivery import Delivery
 from fxguard.measure.at_hand import range_of
+from fxguard.measure.func_levels import Sample
 from fxguard.records import Range, Role
 from fxguard.report.report import Report
 from fxguard.script.again import NotRepeated, Repetition
 from fxguard.script.in_front import Arrival
+from fxguard.script.transforms import Differentiated
 from fxguard.source.assigned_gradients import line_that_set_gradients
 from fxguard.source.held_tensors import UNNAMED, held_name
 from fxguard.steps.backward import BackwardPasses
@@ -66,7 +68,7 @@ class ScriptGradients:
         """
         try:
             number = self._begin()
-            ended = self._repeated(number, began, leaves)
+            ended = self._repeated(number, began, leaves, Sample())
             if ended is not None and ended.leaves:
                 return self._delivery.report_of_backward(number, ended)
         except FxguardError:
@@ -78,6 +80,30 @@ class ScriptGradients:
         functions = _functions_behind(each.node for each in began)
         self._why_not_known = ITS_OWN.format(functions[0]) if functions else NOT_AGAIN
         self._names = [(weakref.ref(leaf), _label_of(leaf)) for leaf in leaves]
+        return None
+
+    def report_inside(self, backward: Differentiated) -> Report | None:
+        """What made a gradient bad inside a transform; None if that is not found.
+
+        Args:
+            backward: the backward. No transform may be open any more.
+        """
+        try:
+            sample = Sample(backward.bad)
+            began = [
+                Arrival(node, None if gradient is None else sample.of(gradient))
+                for node, gradient in backward.began
+            ]
+            number = self._begin()
+            ended = self._repeated(number, began, backward.leaves, sample)
+            if ended is not None and ended.leaves:
+                return self._delivery.report_of_backward(number, ended)
+        except FxguardError:
+            raise
+        except (NotRepeated, ValueError):
+            pass
+        except theirs():  # an operation that may not run twice
+            pass
         return None
 
     def report_on(self, leaves: Iterable[Tensor]) -> Report | None:
@@ -98,22 +124,34 @@ class ScriptGradients:
         return self._delivery.report_of_backward(self._begin(), ended)
 
     def _repeated(
-        self, number: int, began: Sequence[Arrival], leaves: Sequence[Tensor]
+        self,
+        number: int,
+        began: Sequence[Arrival],
+        leaves: Sequence[Tensor],
+        sample: Sample,
     ) -> Ended | None:
         """The backward, once more.
+
+        Args:
+            number: of the batch.
+            began: where it begins.
+            leaves: of autograd.
+            sample: that it is of, if it was inside a transform of ``torch.func``.
 
         Raises:
             NotRepeated: when that is not possible.
             Exception: whatever the operations raise.
         """
-        instead = {id(leaf): leaf.detach().requires_grad_() for leaf in leaves}
-        names = {id(instead[id(leaf)]): _name_of(leaf) for leaf in leaves}
+        plain = [sample.of(leaf) for leaf in leaves]
+        fresh = [each.detach().requires_grad_() for each in plain]
+        instead = {id(leaf): own for leaf, own in zip(leaves, fresh, strict=True)}
+        names = {id(own): _name_of(each) for own, each in zip(fresh, plain, strict=True)}
         loss, listening = Loss(number), _Listening()
         loss.own(listening, names, {})
         here = self._losses.loss_here
         self._delivery.steps.scalers = None if here is None else here.scalers
         with random_state_kept(list(instead.values())):
-            repetition = Repetition([each.node for each in began], loss.observe, instead)
+            repetition = Repetition([each.node for each in began], loss.observe, instead, sample)
             again = [repetition.of(each.node) for each in began]
             self.given = repetition.given
             loss.backward_comes(again)

@@ -22,6 +22,8 @@ from fxguard.batch.lent_weights import lent_weights
 from fxguard.capture.instances import instances_of
 from fxguard.findings import Origin
 from fxguard.forgiving import or_else, theirs
+from fxguard.graph.operations import name_of
+from fxguard.measure.func_levels import levels_left
 from fxguard.options import Options
 from fxguard.records import Role
 from fxguard.report import terminal
@@ -31,7 +33,10 @@ from fxguard.script.bad_values import Found
 from fxguard.script.because_of import chain_of, full_name, in_view_of, is_bad, speaks_of_bad
 from fxguard.script.beside import Beside, Handed
 from fxguard.script.in_front import Arrival
+from fxguard.script.operations import PlainRecord, place_of
+from fxguard.script.transforms import Differentiated
 from fxguard.source.held_tensors import UNNAMED, held_name
+from fxguard.source.lines import Place
 from fxguard.steps.losses import Losses
 from fxguard.steps.own_step import is_own
 from fxguard.steps.step_hooks import StepHooks, is_step_compiled
@@ -102,12 +107,15 @@ class WholeScript:
         self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._kept: Report | None = None  # is told at the end
         self._noted: Report | None = None  # likewise, but in a line: no model has read it
+        # What is to be said of backward passes inside transforms, by place and kind.
+        self._inside: dict[tuple[Place, str], Report] = {}
         self._first_reader = ""  # the function that has read what is kept or noted
         self._raised: tuple[tuple[int, str], Report] | None = None  # what raised last because of it
         self._beside = Beside(
             self._script_read,
             self._backward_begins,
             self._gradient_bad,
+            self._gradient_inside_bad,
             self._operation_raised,
             losses.is_output,
             self._is_gradient,
@@ -318,7 +326,7 @@ class WholeScript:
         try:
             batch.number = self._begin()
             batch.read()
-            return self._guard.recorder.finish_loss(batch).report
+            return self._looked_at_inside(self._guard.recorder.finish_loss(batch).report)
         except theirs():  # a second run may fail in any way, and the script is not to
             return None
         finally:
@@ -348,6 +356,27 @@ class WholeScript:
         else:
             self._has_told = True
             self._guard.delivery.report_later(report)
+
+    def _gradient_inside_bad(self, made: PlainRecord, backward: Differentiated) -> None:
+        """A backward inside a transform has: keep what there is to say, in case that it matters."""
+        before, self._beside.pauses = self._beside.pauses, True
+        try:
+            with levels_left(), DisableTorchFunction():
+                report = self._gradients.report_inside(backward)
+        finally:
+            self._beside.pauses = before
+        if report is not None:
+            self._inside[place_of(made), name_of(made.func)] = report
+
+    def _looked_at_inside(self, report: Report | None) -> Report | None:
+        """The same on a backward inside a transform, with what a closer look at it has found."""
+        if report is None or report.origins[0].frame.source is None:
+            return report
+        source, kind = report.origins[0].frame.source, report.origins[0].frame.kind
+        found = self._inside.get(((source.file, source.line), kind))
+        if found is None:
+            return report
+        return replace(found, batch_number=report.batch_number, why=report.why)
 
     def _made_in_backward(self, kind: str = "") -> Report | None:
         """What an autograd function of the script made in its own backward.

@@ -20,9 +20,12 @@ from fxguard.torch_names import (
     forbid_saved_tensor_hooks,
     func_level,
     func_level_count,
+    func_level_of,
     func_levels_left,
     is_of_func_level,
+    is_of_vmap,
     leave_func_levels,
+    vmapped_dim,
     why_saved_tensor_hooks_are_forbidden,
     without_func_level,
 )
@@ -30,6 +33,7 @@ from fxguard.torch_names import (
 __all__ = [
     "ENTERS",
     "LEAVES",
+    "Sample",
     "are_levels_open",
     "has_levels",
     "levels_left",
@@ -67,6 +71,53 @@ def without_levels(value: Tensor) -> Tensor:
     while has_levels(value):
         value = without_func_level(value)
     return value
+
+
+class Sample:
+    """One of the samples over which ``vmap`` maps: the tensors inside all levels, of that sample.
+
+    Args:
+        bad: a tensor of which the first sample that is not finite is taken; None for the first
+            of all.
+
+    Raises:
+        ValueError: if several levels of ``vmap`` have mapped it.
+    """
+
+    def __init__(self, bad: Tensor | None = None) -> None:
+        self._level: int | None = None
+        self._index = 0
+        whole, dim = (bad, None) if bad is None else self._whole(bad)
+        if whole is not None and dim is not None:
+            others = [each for each in range(whole.ndim) if each != dim]
+            is_bad = (~whole.isfinite()).sum(others) if others else ~whole.isfinite()
+            self._index = int(is_bad.int().argmax())
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether some tensor was mapped over."""
+        return self._level is not None
+
+    def of(self, value: Tensor) -> Tensor:
+        """What a tensor is for that sample. Nothing else may be open.
+
+        Raises:
+            ValueError: if another level of ``vmap`` has mapped it.
+        """
+        whole, dim = self._whole(value)
+        return whole if dim is None else whole.select(dim, self._index)
+
+    def _whole(self, value: Tensor) -> tuple[Tensor, int | None]:
+        """The tensor inside all levels, and the dimension of samples."""
+        dim: int | None = None
+        while has_levels(value):
+            if is_of_vmap(value):
+                level = func_level_of(value)
+                if dim is not None or self._level not in (None, level):
+                    raise ValueError("several levels of vmap")
+                self._level, dim = level, vmapped_dim(value)
+            value = without_func_level(value)
+        return value, dim
 
 
 def levels_left() -> AbstractContextManager[Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxguard.graph.operations import read_call
 from fxguard.measure.eager import abs_min_max, waited_for
+from fxguard.measure.func_levels import Sample
 from fxguard.script.noted import Noted, flat, noted_at
 from fxguard.script.operations import UNKNOWN, Record, is_record, place_of
 from fxguard.source.lines import as_if_called_at
@@ -31,6 +32,8 @@ class Repetition:
         nodes: the nodes of autograd that made them.
         observe: runs an operation, given its function, arguments and keywords.
         instead: id of a leaf of autograd to what is taken in its place.
+        sample: the one that is computed again of those that a transform maps over, if they ran
+            inside one.
     """
 
     def __init__(
@@ -38,9 +41,10 @@ class Repetition:
         nodes: Sequence[Any],
         observe: Callable[..., Any],
         instead: dict[int, Tensor],
+        sample: Sample,
     ) -> None:
         self._observe = observe
-        self._instead = instead
+        self._instead, self._sample = instead, sample
         self._noted = {id(record): (record, given) for record, given in _noted_behind(nodes)}
         self._made: dict[Any, Any] = {}
         self._read: dict[int, Tensor] = {}  # the tensors of the script, by id
@@ -119,7 +123,7 @@ class Repetition:
             result = result[record.path]
         elif result is None:
             result = args[0]
-        if not _are_same(waited_for(abs_min_max(result)), record.pair):
+        if not self._is_same(waited_for(abs_min_max(result)), record.pair):
             raise NotRepeated  # such as random numbers
         return result  # type: ignore[no-any-return]
 
@@ -128,9 +132,16 @@ class Repetition:
             raise NotRepeated
         if id(tensor) in self._instead:
             return self._instead[id(tensor)]
+        plain = self._sample.of(tensor)
         if tensor.requires_grad:  # nobody has seen how it was made: its backward is another one
-            return self._instead.setdefault(id(tensor), tensor.detach().requires_grad_())
-        return self._read.setdefault(id(tensor), tensor)
+            return self._instead.setdefault(id(tensor), plain.detach().requires_grad_())
+        return self._read.setdefault(id(tensor), plain)
+
+    def _is_same(self, made: tuple[float, float], noted: tuple[float, float]) -> bool:
+        """Whether there are the same numbers as before, or those of one of their samples."""
+        if not self._sample.is_mapped:
+            return _are_same(made, noted)
+        return math.isnan(noted[1]) or noted[0] <= made[0] <= made[1] <= noted[1]
 
 
 def _are_same(one: tuple[float, float], other: tuple[float, float]) -> bool:

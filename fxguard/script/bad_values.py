@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxguard import trees
 from fxguard.batch.active import ActiveForward
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import UncapturedOperation
@@ -18,8 +19,9 @@ from fxguard.batch.forget import keep_only
 from fxguard.batch.keys import Key
 from fxguard.batch.observer import add_evidence, operation_of, rows_read
 from fxguard.graph.nodes import leaves
-from fxguard.graph.operations import is_move, read_call
+from fxguard.graph.operations import Call, is_move, read_call
 from fxguard.measure.at_hand import name_of_dtype, version_of
+from fxguard.measure.func_levels import Sample, levels_left, without_levels
 from fxguard.records import Role
 from fxguard.script.because_of import is_bad
 from fxguard.script.blank import Blanks, is_blank
@@ -267,6 +269,30 @@ class BadValues:
             operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
             batch.events.append(operation)
 
+    @torch.compiler.disable
+    def add_inside(self, record: PlainRecord, args: Any, kwargs: Any, result: Tensor) -> None:
+        """The same of an operation inside a transform: of the first bad sample that it maps over.
+
+        Raises:
+            ValueError: if there are samples of samples.
+        """
+        batch = self._begin()
+        if not self._is_first_at(record, of_bad=False):
+            return
+        sample = Sample(result)
+        with levels_left():
+            given = trees.tree_map_only(Tensor, sample.of, args)
+            named = trees.tree_map_only(Tensor, sample.of, kwargs)
+            call = read_call(record.func, given, named)
+            if call.written:
+                return
+            _, inputs = self._call_of(record, MOST_DEPTH)
+            key = batch.measure(without_levels(result), Role.MADE, call.kind)
+            add_evidence(batch, call, record.func, sample.of(result), [((), key)], MOST_LOOKS)
+            self._keys[id(record)] = record, key
+            operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
+            batch.events.append(operation)
+
     def _begin(self, func: Callable[..., Any] | None = None, made: Tensor | None = None) -> Batch:
         """The batch, in which something more is bad.
 
@@ -397,7 +423,14 @@ class BadValues:
         """The same, with as many operations that led to it as that, one after the other."""
         if id(record) in self._keys:
             return self._keys[id(record)][1]
-        batch = self.batch
+        batch, (call, inputs) = self.batch, self._call_of(record, depth)
+        key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
+        self._keys[id(record)] = record, key
+        batch.events.append(operation_of(batch, call, place_of(record), inputs, [("output", key)]))
+        return key
+
+    def _call_of(self, record: Record, depth: int) -> tuple[Call, list[tuple[str, Key]]]:
+        """The call of a record, without numbers, and the values that it read."""
         tensors: dict[int, Key] = {}
 
         def stand_in(value: Any) -> Any:
@@ -414,8 +447,4 @@ class BadValues:
         kwargs = {name: stand_in(each) for name, each in record.kwargs.items()}
         call = read_call(record.func, args, kwargs)
         read = rows_read(call)
-        inputs = [(label, tensors[id(x)]) for label, x in read if id(x) in tensors]
-        key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
-        self._keys[id(record)] = record, key
-        batch.events.append(operation_of(batch, call, place_of(record), inputs, [("output", key)]))
-        return key
+        return call, [(label, tensors[id(x)]) for label, x in read if id(x) in tensors]

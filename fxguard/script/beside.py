@@ -23,9 +23,15 @@ from fxguard.script.because_of import OF_NO_NUMBER, is_bad, raised_because_of
 from fxguard.script.in_front import Arrival, InFront
 from fxguard.script.late import LateOperations, LatePair, later
 from fxguard.script.noted import Leaves, leaves_before
-from fxguard.script.operations import Record, kind_of_code, operations_with, pair_of
+from fxguard.script.operations import (
+    PlainRecord,
+    Record,
+    kind_of_code,
+    operations_with,
+    pair_of,
+)
 from fxguard.script.reachable import tensors_within_reach
-from fxguard.script.transforms import Transforms
+from fxguard.script.transforms import Differentiated, Transforms
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Beside", "Handed"]
@@ -108,6 +114,7 @@ class Beside:
         script_read: Matters,
         backward_begins: Matters,
         gradient_bad: Callable[[Sequence[Arrival]], object],
+        gradient_inside_bad: Callable[[PlainRecord, Differentiated], object],
         raised: Callable[[Exception, Handed], object],
         is_output: Callable[[Tensor], bool],
         is_gradient: Callable[[Tensor], bool],
@@ -115,6 +122,7 @@ class Beside:
         self._script_read = script_read
         self._backward_begins = backward_begins
         self._gradient_bad = gradient_bad
+        self._gradient_inside_bad = gradient_inside_bad
         self._raised = raised
         self.has_no_model = True
         self._objected = 0
@@ -125,7 +133,9 @@ class Beside:
         self._walks = MOST_WALKS  # likewise
         self._leaves: Leaves = {}
         self.operations = operations_with(self, self._leaves)
-        self._transforms = Transforms(self.operations.of, self._ended)
+        self._transforms = Transforms(
+            self.operations.of, self._ended, self._inside_turned_bad, self._differentiated
+        )
         self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
         self.tidy: Callable[[BaseException], object] = str  # is given what goes on to the script
         self._bad = BadValues(
@@ -139,6 +149,7 @@ class Beside:
         self._made_by = ""  # that function
         self._asked_at = 0  # so often something has to have been bad for another judgment
         self._repetitions = MOST_REPETITIONS  # of backward passes that are left
+        self._repetitions_inside = MOST_REPETITIONS  # of those inside transforms
         self._in_front = InFront()
 
     # What is called of an operation that has run: see `Hooks`.
@@ -231,6 +242,24 @@ class Beside:
                     self._bad.begin()
         except theirs() as error:  # a tensor may object to any question
             self.objected(error)
+
+    def _inside_turned_bad(
+        self, record: PlainRecord, args: Any, kwargs: Any, result: Tensor
+    ) -> None:
+        """An operation inside a transform has made something bad of what was not."""
+        try:
+            self._bad.add_inside(record, args, kwargs, result)
+        except theirs() as error:  # it may not run again, or map over samples of samples
+            self.objected(error)
+
+    def _differentiated(self, made: PlainRecord, backward: Differentiated) -> None:
+        """A backward inside a transform has made something bad."""
+        if self._repetitions_inside and not self.pauses:
+            self._repetitions_inside -= 1
+            try:
+                self._gradient_inside_bad(made, backward)
+            except theirs() as error:  # a graph may know little of its operations
+                self.objected(error)
 
     def raised(
         self, error: BaseException, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from torch import Tensor
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.live_tensors import LiveTensors
 from fxguard.forgiving import where_theirs_may_raise
+from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import name_of
 from fxguard.measure.at_hand import range_of
 from fxguard.measure.func_levels import without_levels
 from fxguard.records import Range
+from fxguard.script.in_front import Arrival
 from fxguard.script.noted import note, noted_at
 from fxguard.script.operations import (
     INNER,
@@ -39,9 +41,17 @@ from fxguard.script.operations import (
 )
 from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["Transforms"]
+__all__ = ["Differentiated", "Transforms"]
 
 MOST_KNOWN = 4096  # results, before half of them are forgotten
+
+
+class Differentiated(NamedTuple):
+    """A backward inside a transform."""
+
+    began: list[Arrival]
+    leaves: list[Tensor]
+    bad: Tensor  # the first gradient that was
 
 
 class Transforms:
@@ -50,6 +60,8 @@ class Transforms:
     Args:
         known: gives the record of a tensor outside of them.
         ended: gives a record in the place of one of what is bad, which begins a new chain.
+        look_closer: is given the record of what an operation made bad, its arguments and result.
+        differentiated: is given the record of what made a gradient bad first, and its backward.
 
     Attributes:
         has_bad: whether something was bad.
@@ -57,12 +69,18 @@ class Transforms:
     """
 
     def __init__(
-        self, known: Callable[[Tensor], Record | None], ended: Callable[[Record], Record]
+        self,
+        known: Callable[[Tensor], Record | None],
+        ended: Callable[[Record], Record],
+        look_closer: Callable[[PlainRecord, Any, Any, Tensor], object],
+        differentiated: Callable[[PlainRecord, Differentiated], object],
     ) -> None:
         self._outside, self._ended = known, ended
+        self._look_closer, self._differentiated = look_closer, differentiated
         self._live = LiveTensors()
         self._records: list[PlainRecord] = []
         self._first: PlainRecord | None = None  # the backward that first made something bad
+        self._first_gradient: Tensor | None = None  # what it made
         self.has_bad = False
         self.count = 0
 
@@ -94,20 +112,25 @@ class Transforms:
             del self._records[:half]
         is_bad = not all(math.isfinite(high) for _, _, (_, high) in found)
         self.has_bad |= is_bad
-        if func is torch.autograd.grad and is_bad and self._first is not None:
+        is_backward = func is torch.autograd.grad
+        is_new = is_bad and not is_backward and not any(map(_is_bad, leaves((args, kwargs))))
+        if is_backward and is_bad and self._first is not None:
             args, kwargs = (self._first,), {}
         depths = [-1]
         read = tuple(self._kept(each, depths) for each in args)
         named = {name: self._kept(each, depths) for name, each in kwargs.items()}
-        if max(depths) >= MOST_DEPTH:
+        needs = not is_backward and any(each.requires_grad for _, each, _ in found)
+        if max(depths) >= MOST_DEPTH and not needs:  # a node of autograd keeps what led to it
             read, named, depths = self._ending(read), self._ending(named), [-1]
         for position, each, pair in found:
             record = PlainRecord(func, *place, read, named, pair, max(depths) + 1, position, each)
             self._live.remember(each, Key(BETWEEN_GRAPHS, len(self._records)))
             self._records.append(record)
             self.count += 1
-            if each.requires_grad and func is not torch.autograd.grad:
+            if needs and each.requires_grad:
                 note(record, args, kwargs, each, {})
+            if is_new and not math.isfinite(pair[1]):
+                self._look_closer(record, args, kwargs, each)
 
     def _kept(self, value: Any, depths: list[int]) -> Any:
         """What a record keeps of an argument."""
@@ -142,16 +165,28 @@ class Transforms:
         Each node of autograd has a hook meanwhile: the backward may not run again, because its
         graph is gone.
         """
-        self._first = None
+        self._first = self._first_gradient = None
         with DisableTorchFunction():
             outputs = args[0] if args else kwargs.get("outputs")
             outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs or ())
-            handles = [node.register_hook(self._hook(node)) for node in _nodes_behind(outputs)]
+            nodes = _nodes_behind(outputs)
+            handles = [node.register_hook(self._hook(node)) for node in nodes]
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()
+        if self._first is not None and self._first_gradient is not None:
+            given = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
+            given = [given] if isinstance(given, Tensor) else list(given or [None] * len(outputs))
+            began = [
+                Arrival(each.grad_fn, gradient)
+                for each, gradient in zip(outputs, given, strict=True)
+                if each.grad_fn is not None
+            ]
+            bad, self._first_gradient = self._first_gradient, None
+            self._differentiated(self._first, Differentiated(began, _leaves_of(nodes), bad))
+        return result
 
     def _hook(self, node: Any) -> Callable[[Any, Any], None]:
         reference = weakref.ref(self)
@@ -165,6 +200,7 @@ class Transforms:
                 bad = next((each for each in made if _is_bad(each)), None)
                 if bad is not None and not any(map(_is_bad, given)):
                     transforms._first = _backward_of(noted[0], bad)
+                    transforms._first_gradient = bad
 
         return ran
 
@@ -180,6 +216,16 @@ def _backward_of(forward: PlainRecord, made: Tensor) -> PlainRecord:
     assert pair is not None
     place = forward.code, forward.last
     return PlainRecord(backward, *place, forward.args, {}, pair, forward.depth, None, made)
+
+
+def _leaves_of(nodes: Iterable[Any]) -> list[Tensor]:
+    """The leaves of autograd that were given to the operations of some nodes."""
+    found: dict[int, Tensor] = {}
+    for node in nodes:
+        if (noted := noted_at(node)) is not None:
+            given = (each for each, _ in noted[1].values())
+            found.update({id(each): each for each in given if each.is_leaf and each.requires_grad})
+    return list(found.values())
 
 
 def _nodes_behind(outputs: list[Any]) -> list[Any]:

@@ -128,6 +128,85 @@ def test_what_made_it_is_named(run_here: RunHere, name: str) -> None:
     assert ran.err.splitlines()[0].startswith(verdict)
 
 
+CLICKS = (
+    "def gain(rel):\n    return (2.0**rel - 1).sum()\n"
+    "def loss(w, x, rel):\n    s = (x @ w).log_softmax(-1)\n    return -({}).sum()\n"
+    "X, rel = torch.randn(6, 5, 3), (torch.rand(6, 5) > 0.5).float()\nrel[4] = 0\n"
+    "w = torch.zeros(3)\n{}\nprint(w.sum().item())\n"
+)
+ONE_BY_ONE = "for x, r in zip(X, rel):\n    w = w - 0.1 * grad(loss)(w, x, r)"
+ALL = "w = w - 0.1 * vmap(grad(loss), (None, 0, 0))(w, X, rel).mean(0)"
+SINC = (
+    "def rotate(w):\n    theta = w.norm()\n    small = theta < 1e-6\n"
+    "    return w * torch.where(small, 1 - theta**2 / 6, torch.sin(theta) / theta)\n"
+    "J = {}\nprint(J.sum().item())\n"
+)
+DISTANCE = (
+    "def loss(w, x, y):\n    return ((x - w).square().sum().sqrt() - y) ** 2\n"
+    "X, Y = torch.randn(8, 3), torch.rand(8)\nX[5] = 0\nw = torch.zeros(3)\n"
+    "w = w - 0.01 * vmap(grad(loss), (None, 0, 0))(w, X, Y).mean(0)\nprint(w.sum().item())\n"
+)
+CHOSEN = "choose a safe argument of div by where, too, such as torch.where(small, 1, theta)"
+LOOKED_AT = {  # script, numbers, fix
+    "one after the other": (
+        CLICKS.format("s * rel * (1.0 / gain(rel))", ONE_BY_ONE),
+        "1 / 0.0",
+        "choose the divisor d = gain(rel) by where(d == 0, 1, d)",
+    ),
+    "samples": (
+        CLICKS.format("s * (2.0**rel - 1) / gain(rel)", ALL),
+        "at [0]: -0.0 / 0.0",
+        "choose the divisor d = gain(rel) by where(d == 0, 1, d)",
+    ),
+    "a Jacobian": (
+        SINC.format("jacrev(rotate)(torch.zeros(3))"),
+        "0.0 / 0.0; grad of output",
+        CHOSEN,
+    ),
+    "a backward": (
+        SINC.format("grad(lambda w: rotate(w).sum())(torch.zeros(3))"),
+        "0.0 / 0.0; grad of output",
+        CHOSEN,
+    ),
+    "a pullback": (
+        SINC.format("vjp(rotate, torch.zeros(3))[1](torch.ones(3))[0]"),
+        "0.0 / 0.0; grad of output",
+        CHOSEN,
+    ),
+    "a backward for each sample": (DISTANCE, "sqrt(0.0); grad of output -", "+ 1e-12)"),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_its_numbers_and_fix_are_told(run_here: RunHere, name: str) -> None:
+    """As outside of transforms. Of samples, the numbers are those of the first bad one."""
+    text, numbers, fix = LOOKED_AT[name]
+    ran = run_here(HEAD + text)
+    assert ran.status == 3
+    assert numbers in ran.err, ran.err
+    assert fix in ran.fixes[0], ran.fixes
+
+
+def test_numbers_inside_are_of_one_sample(run_here: RunHere) -> None:
+    """The gradient that came in is that of the sample in which it turned bad."""
+    ran = run_here(HEAD + DISTANCE)
+    y = float(ran.err.split("grad of output ")[1].split(",")[0]) / -2
+    torch.manual_seed(0)
+    _, expected = torch.randn(8, 3), torch.rand(8)
+    assert y == pytest.approx(float(expected[5]), rel=1e-3)
+
+
+def test_samples_of_samples(run_here: RunHere) -> None:
+    """Which of them is bad is not looked up; the operation is named."""
+    text = (
+        "def f(x, y):\n    return (x - y) / (x - y).abs()\n"
+        "x = torch.arange(3.0)\nprint(vmap(vmap(f, (None, 0)), (0, None))(x, x).sum().item())\n"
+    )
+    ran = run_here(HEAD + text)
+    assert ran.status == 3
+    assert ran.err.startswith("div made NaN (script.py:6)")
+
+
 RIGHT = {
     "per-example gradients": "w = torch.randn(3)\n"
     "def loss(w, x):\n"
@@ -206,7 +285,7 @@ def test_an_exception_inside_is_that_of_the_script(run_here: RunHere) -> None:
 
 def test_nothing_is_kept_of_what_ran_inside() -> None:
     """No tensor, however long it goes on; what is in the memory of another is not taken for it."""
-    transforms = Transforms(lambda tensor: None, lambda record: record)
+    transforms = Transforms(lambda tensor: None, lambda record: record, print, print)
     x = torch.ones(3)
     for _ in range(MOST_KNOWN + 10):
         y = x * 2
