@@ -20,6 +20,7 @@ from fxguard.advice.determinants import (
 )
 from fxguard.advice.eigenvalues import words_of_eigenvalues
 from fxguard.advice.learned_ranges import words_of_learned
+from fxguard.advice.negative_factors import words_of_factor
 from fxguard.advice.negative_parts import words_of_part
 from fxguard.advice.numbers import DOMAINS
 from fxguard.advice.own_rates import words_of_rate
@@ -62,6 +63,10 @@ DOMAIN_RULES = (
          "change {grown} by a factor that stays positive, {grown} * exp(...), in {made}: a share "
          "of {grown} is added to it, which turns it negative where that share is below -1",
          lambda c: bool(words_of_rate(c)), alone=True, words=words_of_rate),
+    Rule("domain", _POSITIVE, "advice",
+         "compute it only where `{factor}` is above 0, by if or where, and what holds without it "
+         "elsewhere: it is {number}, and a bound at 0 hides that",
+         lambda c: bool(words_of_factor(c)), alone=True, words=words_of_factor),
     Rule("domain", _POSITIVE, "advice",
          "bound {part}, which {maker} makes negative, below by the least that it can be, with "
          "clamp(min=...) above 0: all else that {c.operand} is computed of is positive",

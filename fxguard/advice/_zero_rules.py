@@ -13,6 +13,7 @@ from fxguard.advice._rule import Rule, names_in
 from fxguard.advice.case import Case
 from fxguard.advice.coarse import is_coarse_difference, words_of_steps
 from fxguard.advice.diagonals import is_of_diagonal, words_of_diagonal
+from fxguard.advice.entries import is_entry_of_table, words_of_table
 from fxguard.advice.exponents_of_zero import log_of_zero, words_of_log
 from fxguard.advice.frequencies import frequencies, words_of_frequencies
 from fxguard.advice.limits import limit_of, words_of_limit
@@ -227,15 +228,10 @@ def _is_updated(case: Case) -> bool:
     return cancelled.covariance_update(case) is not None and not cancelled.cancelled_state(case)
 
 
-def _table(case: Case) -> Mapping[str, str]:
-    """A table that a divisor is an entry of, and where it was made."""
-    return {"table": signs.table_of(case), "place": case.made_in}
-
-
 def _is_schedule(case: Case) -> bool:
     is_other = signs.is_count_of_mask(case) or signs.divides_by_whole_numbers(case)
     is_other = is_other or next(differences_behind(case), None) is not None
-    return signs.is_entry_of_table(case) and not is_other and not zeros.is_spread_of_data(case)
+    return is_entry_of_table(case) and not is_other and not zeros.is_spread_of_data(case)
 
 
 def _lowered(case: Case) -> Mapping[str, str]:
@@ -477,7 +473,7 @@ ZERO_RULES = (
     Rule("zero divisor", _DIVISIONS, "advice",
          "keep {table} away from 0 where it is made{place}, by clamp(min=1e-4), or leave out its "
          "entry that is 0: as two times that are equal, or the end of a schedule", _is_schedule,
-         words=_table),
+         words=words_of_table),
     Rule("zero divisor", _DIVISIONS, "advice",
          "give what was counted 0 times the weight 0, by where({c.divisor} == 0, 0, ... / "
          "{c.divisor}.clamp(min=1)){defined}; a clamp alone gives it the largest",

@@ -27,12 +27,15 @@ __all__ = [
 ]
 
 MOST_STEPS = 64  # from the operand back
+MOST_OF_GAIN = 16  # from a product back
 ROUNDINGS = 16  # of the largest number, that may add up
 SCALED = 16  # by how much the operand may be larger than what cancelled
 LEAST = 10  # the largest number of a difference whose roundings matter
 
 _DIFFERENCES = names_in("add rsub sub")
+_GAINS = names_in("cholesky_solve div inverse linalg_inv linalg_pinv linalg_solve pinverse solve")
 MATRIX_PRODUCTS = names_in("bmm matmul mm mv")
+_OUTER = MATRIX_PRODUCTS | names_in("einsum ger mul outer")
 _PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS))
 _COMBINES = _PASSED | _DIFFERENCES | MATRIX_PRODUCTS | names_in("div mul neg")
 
@@ -81,18 +84,45 @@ def cancelled_difference(case: Case) -> Cancelled | None:
 
 
 def covariance_update(case: Case) -> Step | None:
-    """The product ``(I - K H) P`` that led to a negative operand: it need not stay a covariance.
+    """The ``(I - K H) P``, or ``P - K (P H)^T``, that led to a negative operand.
+
+    It need not stay a covariance.
 
     Source: Bucy and Joseph, Filtering for Stochastic Processes with Applications to Guidance, 1968.
     """
     around = case.around
     for step in _combined(around) if _negative(case) is not None else ():
-        if plain(step.kind) in MATRIX_PRODUCTS and len(step.inputs) == 2:
-            gain = made_by(around, step.inputs[0])
-            is_rest = gain is not None and plain(gain.kind) in ("rsub", "sub")
-            if gain and is_rest and gain.inputs and is_made_by(around, gain.inputs[0], "eye"):
+        if len(step.inputs) != 2:
+            continue
+        if plain(step.kind) in MATRIX_PRODUCTS:
+            rest = made_by(around, step.inputs[0])
+            is_rest = rest is not None and plain(rest.kind) in ("rsub", "sub")
+            if rest and is_rest and rest.inputs and is_made_by(around, rest.inputs[0], "eye"):
                 return step
+        elif plain(step.kind) == "sub" and _is_of_gain(around, step.inputs[1]):
+            return step
     return None
+
+
+def _is_of_gain(around: Surroundings, value: int) -> bool:
+    """Whether it is a product with a gain, ``P H / s``, or ``P H`` times the inverse of ``S``."""
+    product = made_by(around, value)
+    if product is None or plain(product.kind) not in _OUTER:
+        return False
+    todo, seen = list(product.inputs), set(product.inputs)
+    for _ in range(MOST_OF_GAIN):
+        step = around.maker_of(todo.pop(0)) if todo else None
+        if step is None:
+            continue
+        if plain(step.kind) in _GAINS:
+            dividend = made_by(around, step.inputs[0]) if step.inputs else None
+            is_solved = plain(step.kind) != "div"
+            if is_solved or (dividend and plain(dividend.kind) in MATRIX_PRODUCTS):
+                return True
+        elif not step.counts or plain(step.kind) in _PASSED | _OUTER:
+            todo += [each for each in step.inputs if each not in seen]
+            seen.update(step.inputs)
+    return False
 
 
 def _combined(around: Surroundings) -> Iterator[Step]:

@@ -20,13 +20,17 @@ _FILLS = frozenset(["masked_fill", "setitem", "where"])
 
 
 def filter_of(case: Case) -> Source | None:
-    """The line that compares something made of the scores; None where another mask hides them."""
-    filled = _filled(case)
-    return None if filled is None else mask_of_scores(filled)
+    """The line that compares something made of the scores; None where another mask hides them.
+
+    Of several filters it is that of the last one: had one before it hidden a row, the scores of
+    that row were NaN, which no comparison hides.
+    """
+    masks = [mask_of_scores(each) for each in _fills(case)]
+    return masks[0] if masks and None not in masks else None
 
 
-def _filled(case: Case) -> Source | None:
-    """The only line that masks them; None if there are none, or several."""
+def _fills(case: Case) -> list[Source]:
+    """The lines that mask them, the last one first."""
     inputs = case.around.step.inputs
     behind = case.around.behind(inputs[0]) if inputs else []
     found = {
@@ -34,7 +38,13 @@ def _filled(case: Case) -> Source | None:
         for each in behind
         if plain(each.kind).rstrip("_") in _FILLS and each.source is not None
     }
-    return next(iter(found.values())) if len(found) == 1 else None
+    return list(found.values())
+
+
+def _filled(case: Case) -> Source | None:
+    """The only line that masks them; None if there are none, or several."""
+    fills = _fills(case)
+    return fills[0] if len(fills) == 1 else None
 
 
 def words_of_filter(case: Case) -> Mapping[str, str]:
@@ -42,8 +52,8 @@ def words_of_filter(case: Case) -> Mapping[str, str]:
     source = filter_of(case)
     if source is None:
         return {"mask": "it"}
-    filled, name = _filled(case), target_of(source)
-    is_named = bool(name) and filled is not None and filled.position != source.position
+    filled, name = _fills(case)[0], target_of(source)
+    is_named = bool(name) and filled.position != source.position
     return {"mask": f"`{name}` ({source})" if is_named else f"the mask ({source.place})"}
 
 

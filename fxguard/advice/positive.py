@@ -116,21 +116,19 @@ def cut_at_zero(around: Surroundings) -> Step | None:
 
 def other_pole(around: Surroundings) -> Step | None:
     """Another operation that has a pole where the operand, or what it is computed from, is 0."""
-    for value in _same_zero(around):
-        for step, read in readers_of(around, value):
-            has_pole = plain(step.kind) in _POLES or divides_by(step, read)
-            if step is not around.step and has_pole:
-                return step
+    for step, read in _readers_of_zero(around):
+        has_pole = plain(step.kind) in _POLES or divides_by(step, read)
+        if step is not around.step and has_pole:
+            return step
     return None
 
 
 def other_steep(around: Surroundings) -> Step | None:
     """Another operation whose value or derivative is infinite where the operand is 0."""
     found = other_pole(around)
-    for value in () if found is not None else _same_zero(around):
-        for step, read in readers_of(around, value):
-            if step is not around.step and step.inputs[:1] == (read,) and _is_steep(step):
-                return step
+    for step, read in () if found is not None else _readers_of_zero(around):
+        if step is not around.step and step.inputs[:1] == (read,) and _is_steep(step):
+            return step
     return found
 
 
@@ -141,17 +139,35 @@ def _is_steep(step: Step) -> bool:
     return name == "sqrt" or (is_power and all(n < 1 for n in step.literals))
 
 
-def _same_zero(around: Surroundings) -> Iterator[int]:
-    """The operand, what it is a view of, and what is 0 where it is: of a square or a root."""
-    value = around.culprit
+def _readers_of_zero(around: Surroundings) -> Iterator[tuple[Step, int]]:
+    """What computes with the operand where it is 0, or with what it comes of, and reads of it.
+
+    Of a table of which the operand is an entry, other entries are not 0 because of that.
+    """
+    for value, is_whole in _same_zero(around):
+        for step, read in readers_of(around, value):
+            maker = around.maker_of(read)
+            is_entry = read != value and maker is not None and maker.kind in SELECTS
+            if not (is_entry and is_whole):
+                yield step, read
+
+
+def _same_zero(around: Surroundings) -> Iterator[tuple[int, bool]]:
+    """The operand, what it is a view of, and what is 0 where it is: of a square or a root.
+
+    Yields:
+        the value, and whether the operand is only some entries of it.
+    """
+    value, is_whole = around.culprit, False
     for _ in range(MOST_STEPS):
         if value is None:
             return
-        yield value
+        yield value, is_whole
         step = around.maker_of(value)
         if step is None or not step.inputs:
             return
         is_kept = not step.counts or step.kind in _PASSED or plain(step.kind) == "sqrt"
+        is_whole = is_whole or step.kind in SELECTS
         value = step.inputs[0] if is_kept else is_square_of(step)
 
 

@@ -14,6 +14,7 @@ from fxguard.advice._expressions import is_difference_of_squares
 from fxguard.advice._patterns import is_square_of, made_by, minus_one_of, one_plus_of
 from fxguard.advice._rule import names_in
 from fxguard.advice.case import Case
+from fxguard.advice.entries import is_entry_of_table
 from fxguard.advice.surroundings import CREATES, is_passed, is_scaling, names_of
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, ENTRIES, MOVES
@@ -36,7 +37,6 @@ __all__ = [
     "is_difference",
     "is_difference_of_masks",
     "is_difference_with_square",
-    "is_entry_of_table",
     "is_free_domain",
     "is_free_exponent",
     "is_learned_exponent",
@@ -55,7 +55,6 @@ __all__ = [
     "missing_count",
     "norm_follows",
     "only_norm_follows",
-    "table_of",
     "weighs_by_counts",
     "words_of_scheduled",
 ]
@@ -71,8 +70,6 @@ _NO_COUNTS = frozenset(
     ]
 )
 
-_ENTRIES = ("getitem", "index_select", "gather")
-_ENTRY = re.compile(r"([\w.]+)\[(?![:, ]*None[:, ]*\])[^\]]+\]")  # ``self.signal[t]``
 _FROM_END = re.compile(r"(\d+(?:\.\d*)?) - ([a-z_][\w.]*)")
 _LESS_ONE = re.compile(r"(.+) - 1")  # of a count
 
@@ -350,23 +347,6 @@ def is_root_by_hand(case: Case) -> bool:
     step = made_by(case.around, case.around.culprit)
     is_root = step is not None and plain(step.kind) == "sqrt"
     return is_root and not is_entry_of_table(case)
-
-
-def is_entry_of_table(case: Case) -> bool:
-    """Its divisor is an entry of what was computed before and has no gradient: of a schedule."""
-    around, culprit = case.around, case.around.culprit
-    step = None if culprit is None else around.maker_of(culprit)
-    if culprit is None or step is None or plain(step.kind) not in _ENTRIES or not step.inputs:
-        return False
-    table = around.maker_of(step.inputs[0])
-    is_named = bool(_ENTRY.fullmatch(case.bare))
-    return is_named and table is not None and not around.is_differentiated(culprit)
-
-
-def table_of(case: Case) -> str:
-    """The name of that table: ``self.signal`` of ``self.signal[t]``."""
-    found = _ENTRY.fullmatch(case.bare)
-    return "the table" if found is None else found[1]
 
 
 def is_of_weight(case: Case) -> bool:

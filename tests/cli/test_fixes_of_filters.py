@@ -49,6 +49,18 @@ OF_SCORES = {
         "print(scaled.log_softmax(-1))\n",
         "`weak` (script.py:7: weak = torch.lt(probs, 0.4))",
     ),
+    "a nucleus behind the largest k": (
+        "def top_k(x, k):\n    kth = x.topk(k, dim=-1).values[:, -1:]\n"
+        "    return x.masked_fill(x < kth, float('-inf'))\n"
+        "def top_p(x, p):\n    best, order = x.sort(dim=-1, descending=True)\n"
+        "    cum = best.softmax(-1).cumsum(-1)\n    gone = cum > p\n"
+        "    drop = torch.zeros_like(gone).scatter(1, order, gone)\n"
+        "    return x.masked_fill(drop, float('-inf'))\n"
+        + LOGITS
+        + "logits = top_k(logits, 2)\nlogits = top_p(logits, 0.9)\n"
+        "print(F.log_softmax(logits, dim=-1))\n",
+        "`gone` (script.py:10: gone = cum > p)",
+    ),
     "on one line": (
         LOGITS + "kept = logits.masked_fill(logits.softmax(-1) < 0.5, -torch.inf)\n"
         "print(kept.softmax(-1))\n",

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.advice.averaged import repair_of_variance
+from fxguard.records import Source
 from fxguard.steps import own_step
 
 Loss = Callable[[Tensor], Tensor]
@@ -289,6 +291,17 @@ def test_a_centred_step_as_it_is_written() -> None:
     assert str(report.origins[0].fixes[0]).startswith(
         "take (state['n'] - state['g'] ** 2).clamp(min=0) before the root"
     )
+
+
+@pytest.mark.parametrize("eps", ["eps", "1e-06"])
+def test_an_eps_is_added_behind_the_bound(eps: str) -> None:
+    """Who bounds the sum at 0 divides by a root of 0."""
+    source = Source("own.py", 3, f"w -= g / torch.sqrt(var + {eps})")
+    found = repair_of_variance(source, is_of_roundings=True)
+    assert found.startswith(f"take var.clamp(min=0) + {eps} before the root")
+    source = Source("own.py", 3, f"w -= g / torch.sqrt(sq - mean**2 + {eps})")
+    found = repair_of_variance(source, is_of_roundings=True)
+    assert found.startswith(f"take (sq - mean ** 2).clamp(min=0) + {eps} before the root")
 
 
 def test_the_same_decay_and_a_bound_are_a_repair() -> None:
