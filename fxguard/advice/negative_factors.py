@@ -9,7 +9,7 @@ import ast
 import math
 from collections.abc import Iterator, Mapping
 
-from fxguard.advice._patterns import number_of
+from fxguard.advice._patterns import made_by, number_of
 from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.graph.poles import plain
@@ -44,13 +44,14 @@ def words_of_factor(case: Case) -> Mapping[str, str]:
 
 
 def _factors(around: Surroundings) -> Iterator[Step]:
-    """The differences that are factors or divisors of the operand."""
+    """The differences that are factors or divisors of the operand, and not all of it."""
+    whole = made_by(around, around.culprit)
     todo = [] if around.culprit is None else [around.culprit]
     for _ in range(MOST_STEPS):
         step = around.maker_of(todo.pop(0)) if todo else None
         if step is None:
             continue
-        if plain(step.kind) == "sub":
+        if plain(step.kind) == "sub" and step is not whole:
             yield step
         elif plain(step.kind) in ("div", "mul") or not step.counts:
             todo += dict.fromkeys(step.inputs)

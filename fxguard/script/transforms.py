@@ -113,7 +113,9 @@ class Transforms:
         is_bad = not all(math.isfinite(high) for _, _, (_, high) in found)
         self.has_bad |= is_bad
         is_backward = func is torch.autograd.grad
-        is_new = is_bad and not is_backward and not any(map(_is_bad, leaves((args, kwargs))))
+        # What `jvp` unpacks was made by a derivative of which no call is seen.
+        computes = not is_backward and name_of(func) != "_unpack_dual"
+        is_new = is_bad and computes and not any(map(_is_bad, leaves((args, kwargs))))
         if is_backward and is_bad and self._first is not None:
             args, kwargs = (self._first,), {}
         depths = [-1]
