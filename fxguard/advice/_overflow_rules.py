@@ -15,6 +15,7 @@ from fxguard.advice.beginnings import GREW, MASK
 from fxguard.advice.case import Case
 from fxguard.advice.causes import overflowed_on_the_way
 from fxguard.advice.gated_states import words_of_gate
+from fxguard.advice.parameters_in_exponents import words_of_exponent
 from fxguard.graph.poles import LAWS, PRODUCTS
 from fxguard.graph.tables import CASTS
 from fxguard.source.assigned import target_of
@@ -82,10 +83,16 @@ OVERFLOW_RULES = (
          and bool(_weight(c)), words=_weight,
          rewrites=("exp(a) -> exp(a.clamp(max=4.6))",)),
     Rule("overflow", _EXPS, "advice",
+         "bound the parameter {parameter} where it is read, by clamp(-10, 10): each step moves it "
+         "on where its loss is 0, or the learning rate is high",
+         lambda c: bool(words_of_exponent(c)) and not becomes.is_bounded_after(c),
+         words=words_of_exponent,
+         rewrites=("{c.name}(a) -> {c.name}(a.clamp(-10, 10))",)),
+    Rule("overflow", _EXPS, "advice",
          "look at what {c.argument} grew from, such as inputs that are not scaled: {c.dtype} holds "
          "{c.name} up to {c.name}({c.largest_exponent})",
          lambda c: signs.is_free_exponent(c) and not c.fits_float32()
-         and not becomes.is_bounded_after(c)),
+         and not becomes.is_bounded_after(c) and not words_of_exponent(c)),
     Rule("overflow", _EXPS, "advice",
          "bound the argument in place of the result, {c.name}({c.x}.clamp(max="
          "{c.exponent_with_room})): then its gradient is finite, too",
