@@ -5,7 +5,7 @@ Such as those of the steps of Barzilai and Borwein, and of a secant. Knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxguard.advice._rule import names_in
@@ -14,9 +14,9 @@ from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 from fxguard.records import Source
-from fxguard.source.changes import change_at, quotients_by
+from fxguard.source.changes import change_at, quotients_by, quotients_in_turn
 
-__all__ = ["words_of_change"]
+__all__ = ["words_of_change", "words_of_residual"]
 
 MOST_VALUES = 16  # from the divisor back to a difference
 MOST_LINES = 3  # that are named
@@ -35,24 +35,44 @@ class Change:
     lines: list[Source]
 
 
+def words_of_residual(case: Case) -> Mapping[str, str]:
+    """A dividend of 0 by which another line of the loop divides, as of conjugate gradients; or {}.
+
+    Source: Hestenes and Stiefel, Methods of Conjugate Gradients for Solving Linear Systems, 1952.
+    """
+    source, numbers = case.around.step.source, [each.low for each in case.operands]
+    if source is None or numbers != [0, 0] or not case.dividend.isidentifier():
+        return {}
+    lines = quotients_in_turn(case.dividend, source)
+    if not lines:
+        return {}
+    return {"residual": case.dividend, "divides": _told(lines)}
+
+
 def words_of_change(case: Case) -> Mapping[str, str]:
     """The change that is 0, its line, and all lines that divide by a product with it; or {}."""
     source = case.around.step.source
     found = max(_changes(case), key=lambda each: len(each.lines), default=None)
     if source is None or found is None or found.step.source is None:
         return {}
-    places = [each.place for each in found.lines[:MOST_LINES]]
-    told = " and ".join([", ".join(places[:-1]), places[-1]] if len(places) > 1 else places)
+    count = len(found.lines[:MOST_LINES])
     is_itself = found.step.outputs[0] == case.around.culprit
     is_here = found.step.source.position == source.position
     return {
         "name": found.name,
         "what": found.what,
         "made": "" if is_here else f" ({found.step.source.place})",
-        "divides": f"{told} divide{'' if len(places) > 1 else 's'}",
+        "divides": _told(found.lines),
         "by": "it" if is_itself else "a product with it",
-        "all": "all of them" if len(places) > 2 else "both" if len(places) > 1 else "it",
+        "all": "all of them" if count > 2 else "both" if count > 1 else "it",
     }
+
+
+def _told(lines: Sequence[Source]) -> str:
+    """``a.py:3 and a.py:5 divide``."""
+    places = [each.place for each in lines[:MOST_LINES]]
+    told = " and ".join([", ".join(places[:-1]), places[-1]] if len(places) > 1 else places)
+    return f"{told} divide{'' if len(places) > 1 else 's'}"
 
 
 def _changes(case: Case) -> Iterator[Change]:

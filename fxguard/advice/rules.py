@@ -23,7 +23,7 @@ from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.alignments import words_of_short
 from fxguard.advice.beginnings import REJECT
 from fxguard.advice.case import Case
-from fxguard.advice.converged import words_of_change
+from fxguard.advice.converged import words_of_change, words_of_residual
 from fxguard.advice.fill_values import words_of_fill
 from fxguard.advice.masked_products import words_of_mask
 from fxguard.advice.masked_sums import words_of_masked_sum
@@ -73,6 +73,10 @@ RULES = (
          "stop where `{name}`{made} is 0 throughout, with `{what}` as it was before: {divides} by "
          "{by}; or guard {all}",
          lambda c: bool(words_of_change(c)), alone=True, words=words_of_change),
+    Rule("zero divisor, underflow", _names("div"), "advice",
+         "leave the loop once `{residual}` is 0, or far below what it began with: it has converged "
+         "there, and {divides} by it, too",
+         lambda c: bool(words_of_residual(c)), alone=True, words=words_of_residual),
     *ZERO_RULES,
     *REWRITES,
     *SPECIAL_RULES,

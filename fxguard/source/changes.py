@@ -15,7 +15,7 @@ from fxguard.records import Source
 from fxguard.source.assigned import function_around, source_of, statement_node
 from fxguard.source.syntax import tree_of
 
-__all__ = ["change_at", "quotients_by"]
+__all__ = ["change_at", "quotients_by", "quotients_in_turn"]
 
 EARLIER = re.compile(r"(^|_)(prev|previous|old|last|before)(_|\d*$)|(prev|old)$")
 OF_ONE = frozenset(["abs", "item", "pow", "reshape", "square", "squeeze", "sum", "t", "view"])
@@ -70,6 +70,22 @@ def quotients_by(name: str, source: Source) -> list[Source]:
         for each in statements
         if any(_is_zero(below, zeros) for below in _divisors(each))
     ]
+
+
+def quotients_in_turn(name: str, source: Source) -> list[Source]:
+    """The same, of the innermost loop around a line and without that line; [] outside of loops."""
+    loops = [
+        node
+        for node in ast.walk(function_around(source))
+        if isinstance(node, (ast.For, ast.While)) and _holds(node, source.line)
+    ]
+    loop = max(loops, key=lambda node: node.lineno, default=None)
+    found = [] if loop is None else quotients_by(name, source)
+    return [x for x in found if loop and _holds(loop, x.line) and x.line != source.line]
+
+
+def _holds(loop: ast.For | ast.While, line: int) -> bool:
+    return loop.body[0].lineno <= line <= (loop.body[-1].end_lineno or line)
 
 
 def _is_difference(node: Any) -> TypeGuard[ast.BinOp]:

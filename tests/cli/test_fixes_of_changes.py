@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from support.repairs import expect_first, expect_not_said
+
 RunHere = Callable[[str], Any]
 
 HEAD = "import torch\nimport torch.nn.functional as F\ntorch.manual_seed(0)\n"
@@ -125,3 +127,40 @@ def test_other_zeros(run_here: RunHere, name: str) -> None:
     err = run_here(HEAD + OTHERS[name]).err
     assert "div made" in err.splitlines()[0] or "reciprocal made" in err.splitlines()[0], err
     assert "as it was before" not in err
+
+
+GRADIENTS = (
+    "def solve(A, b):\n    x, r, p = torch.zeros_like(b), b.clone(), b.clone()\n"
+    "    rs = r @ r\n    for _ in range({}):\n        Ap = A @ p\n        {}\n"
+    "        x, r = x + alpha * p, r - alpha * Ap\n        rs_new = r @ r\n"
+    "        p = r + (rs_new / rs) * p\n        rs = rs_new\n    return x\n"
+    "print(solve(torch.eye(3), {}).sum().item())\n"
+)
+LEAVE = (
+    "leave the loop once `rs` is 0, or far below what it began with: it has converged there, and "
+    "script.py:13 divides by it, too"
+)
+
+
+@pytest.mark.parametrize(
+    ("turns", "alpha", "b"),
+    [
+        (5, "alpha = rs / (p @ Ap)", "torch.zeros(3)"),
+        (5, "alpha = rs / torch.dot(p, Ap)", "torch.ones(3)"),
+        (5, "alpha = torch.div(rs, p @ Ap)", "torch.tensor([1.0, 0, 2])"),
+    ],
+)
+def test_a_residual_of_conjugate_gradients(
+    run_here: RunHere, turns: int, alpha: str, b: str
+) -> None:
+    """Who guards one of the two quotients divides by 0 in the other one."""
+    expect_first(run_here, GRADIENTS.format(turns, alpha, b), LEAVE)
+
+
+def test_a_dividend_by_which_nothing_else_divides(run_here: RunHere) -> None:
+    text = (
+        "def steps(x, g):\n    for _ in range(3):\n        rs = g @ g\n"
+        "        x = x - (rs / (g @ (2 * g))) * g\n        g = 0 * g\n    return x\n"
+        "print(steps(torch.ones(3), torch.ones(3)).sum().item())\n"
+    )
+    expect_not_said(run_here, text, "leave the loop")

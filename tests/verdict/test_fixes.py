@@ -499,6 +499,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
     "bound the parameter {parameter}",
+    "leave the loop once `{residual}`",
     "bound the weight that a term",
     "compute it only where `{factor}`",
     "leave out what holds nothing but NaN",
