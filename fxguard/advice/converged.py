@@ -14,6 +14,7 @@ from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 from fxguard.records import Source
+from fxguard.source.assigned import target_of
 from fxguard.source.changes import change_at, quotients_by, quotients_in_turn
 
 __all__ = ["words_of_change", "words_of_residual"]
@@ -41,8 +42,11 @@ def words_of_residual(case: Case) -> Mapping[str, str]:
     Source: Hestenes and Stiefel, Methods of Conjugate Gradients for Solving Linear Systems, 1952.
     """
     source, numbers = case.around.step.source, [each.low for each in case.operands]
-    if source is None or numbers != [0, 0] or not case.dividend.isidentifier():
+    is_one = case.evidence is not None and not any(case.evidence.index)
+    if source is None or numbers != [0, 0] or not is_one or not case.dividend.isidentifier():
         return {}
+    if target_of(source) == case.dividend:
+        return {}  # as in k = k / k.sum(), a scaling
     lines = quotients_in_turn(case.dividend, source)
     if not lines:
         return {}
@@ -85,7 +89,7 @@ def _changes(case: Case) -> Iterator[Change]:
             continue
         kind = plain(step.kind)
         if kind in ("rsub", "sub") and step.source is not None:
-            name, what = change_at(step.source, case.bare if value == culprit else "")
+            name, what = change_at(step.source, case.bare if value == culprit else "", case.bare)
             lines = quotients_by(name, source) if name else []
             if any(each.line <= source.line for each in lines):
                 yield Change(name, what, step, lines)

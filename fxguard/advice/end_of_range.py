@@ -17,12 +17,14 @@ from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
+from fxguard.source.assigned import statement_node
 from fxguard.source.named import called_name, operand_texts
 from fxguard.source.syntax import tree_of
 
 __all__ = ["is_at_both_ends", "is_at_end", "maker_at_end", "words_of_end"]
 
 MOST_STEPS = 16  # in one walk
+NOWHERE = (None, 0, None)
 
 _LOGS = frozenset(["log", "log10", "log1p", "log2"])
 _BOTH_ENDS = frozenset(["atanh", "erfinv"])  # functions of (-1, 1)
@@ -146,20 +148,22 @@ def _at_end(around: Surroundings) -> int | None:
     return _found_end(around)[0]
 
 
-def _found_end(around: Surroundings) -> tuple[int | None, int]:
-    """The same, and the end: 1 or -1; 0 where it is at none."""
-    value, name = around.culprit, plain(around.step.kind)
-    end = 1 if name in _BOTH_ENDS | {"logit"} else 0
+def _found_end(around: Surroundings) -> tuple[int | None, int, Step | None]:
+    """The same, the end, 1 or -1 (0 where it is at none), and a ``1 - x`` on a line of its own."""
+    value, name, line = around.culprit, plain(around.step.kind), _line_of(around.step)
+    end, rest = 1 if name in _BOTH_ENDS | {"logit"} else 0, None
     for _ in range(MOST_STEPS):
         step = None if value is None else around.maker_of(value)
         if step is None or not step.inputs:
-            return None, 0
-        is_passed = not step.counts or step.kind in _PASSED
-        if not is_passed and _line_of(step) != _line_of(around.step):
-            end = -1 if not end and name == "log1p" else end
-            return (value, end) if end else (None, 0)
+            break
         kind = plain(step.kind)
+        is_passed = not step.counts or step.kind in _PASSED
         is_rest = kind in ("rsub", "sub") and step.number_first and step.literals[:1] == (1.0,)
+        if is_rest and not end and _line_of(step) != line:
+            rest, line = step, _line_of(step)
+        if not is_passed and _line_of(step) != line:
+            end = -1 if not end and name == "log1p" else end
+            return (value, end, rest) if end else NOWHERE
         if is_rest or (kind == "neg" and name == "log1p"):
             end = 1
         elif not end and one_plus_of(step) is not None:
@@ -167,9 +171,9 @@ def _found_end(around: Surroundings) -> tuple[int | None, int]:
         elif not end and kind == "div" and len(step.inputs) == 2 and name != "log1p":
             pass  # the dividend, which is 0
         elif not (is_passed or (end == 1 and kind == "pow" and not step.number_first)):
-            return None, 0
+            break
         value = step.inputs[0]
-    return None, 0
+    return NOWHERE
 
 
 def _line_of(step: Step) -> tuple[str, int] | None:
@@ -178,12 +182,29 @@ def _line_of(step: Step) -> tuple[str, int] | None:
 
 def _name_in(around: Surroundings) -> str:
     """The variable behind the operand as the line has it; "" if that is not certain."""
+    rest = _found_end(around)[2]
+    if rest is not None:
+        return _name_of_rest(rest)
     if name := _name_of(operand_in(around)):
         return name
     source, kind = around.step.source, plain(around.step.kind)
     texts = () if source is None else operand_texts(source.code, kind)
     names = {_name_of(text) for text in texts if "-" in text}  # the other end is no difference
     return names.pop() if len(names) == 1 else ""
+
+
+def _name_of_rest(rest: Step) -> str:
+    """The variable of ``1 - x`` on a line of its own."""
+    node = None if rest.source is None else statement_node(rest.source)
+    texts = {
+        ast.unparse(each)
+        for each in (() if node is None else ast.walk(node))
+        if isinstance(each, ast.BinOp)
+        and isinstance(each.op, ast.Sub)
+        and isinstance(each.left, ast.Constant)
+        and each.left.value == 1
+    }
+    return _name_of(texts.pop()) if len(texts) == 1 else ""
 
 
 def _name_of(text: str) -> str:

@@ -24,6 +24,7 @@ from fxguard.advice.alignments import words_of_short
 from fxguard.advice.beginnings import REJECT
 from fxguard.advice.case import Case
 from fxguard.advice.converged import words_of_change, words_of_residual
+from fxguard.advice.effective_numbers import words_of_count
 from fxguard.advice.fill_values import words_of_fill
 from fxguard.advice.masked_products import words_of_mask
 from fxguard.advice.masked_sums import words_of_masked_sum
@@ -77,6 +78,10 @@ RULES = (
          "leave the loop once `{residual}` is 0, or far below what it began with: it has converged "
          "there, and {divides} by it, too",
          lambda c: bool(words_of_residual(c)), alone=True, words=words_of_residual),
+    Rule("zero divisor", _names("div reciprocal"), "advice",
+         "give what does not occur the weight 0, by torch.where({count} > 0, ..., 0): {rest} is 0 "
+         "where {count} is, and an eps would give it the largest weight",
+         lambda c: bool(words_of_count(c)), alone=True, words=words_of_count),
     *ZERO_RULES,
     *REWRITES,
     *SPECIAL_RULES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os.path
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["WholeScript"]
 
+READS_NUMBER = re.compile(r"\.item\(\)|\bfloat\(")
 # Causes of what is bad because of the numbers of an operation.
 ARITHMETIC = frozenset(["domain", "overflow", "rounding", "underflow", "zero divisor"])
 # What hands a whole tensor on, and to whom.
@@ -221,10 +223,12 @@ class WholeScript:
 
     def _behind_rate(self, report: Report) -> Report | None:
         """What made a learning rate, if the script has read that of a tensor."""
+        origin = report.origins[0]
         read = self._beside.read_of([group.get("lr") for group in self._groups()])
+        if read is None and READS_NUMBER.search(origin.operands):
+            read = self._beside.handed  # the line goes on with the number: lr.item() * scale
         if read is None:
             return None
-        origin = report.origins[0]
         made = self._report_on(
             read.tensors, read.found, f"then {origin.message}: {origin.operands}"
         )

@@ -24,12 +24,13 @@ PRODUCTS = frozenset(["dot", "inner", "matmul", "mm", "mul", "multiply", "mv", "
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-def change_at(source: Source, text: str = "") -> tuple[str, str]:
+def change_at(source: Source, text: str = "", read: str = "") -> tuple[str, str]:
     """``y`` and ``g`` of ``y = g - self.prev[1]``, where the program puts ``g`` into ``self.prev``.
 
     Args:
         source: the line of a difference.
         text: the difference itself, where it has no name.
+        read: what is computed of it, ``s @ s``: tells which of several that a line assigns it is.
 
     Returns:
         "" and "" where the numbers are not known to be those of an earlier turn.
@@ -43,6 +44,8 @@ def change_at(source: Source, text: str = "") -> tuple[str, str]:
         is_only = statement is not None and sum(map(_is_difference, ast.walk(statement))) == 1
         value = statement.value if isinstance(statement, ast.Assign) and is_only else None
         name = ast.unparse(target) if is_assigned and target and _is_name(target) else ""
+        if value is None and statement is not None and (found := _read_in(read, statement)):
+            name, value = found
     if not _is_difference(value) or not name:
         return "", ""
     function = function_around(source)
@@ -50,6 +53,18 @@ def change_at(source: Source, text: str = "") -> tuple[str, str]:
         if _is_earlier(function, other, one):
             return name, ast.unparse(one)
     return "", ""
+
+
+def _read_in(read: str, statement: ast.stmt) -> tuple[str, ast.expr] | None:
+    """The only variable of ``s, y = x - x_old, g - g_old`` that an expression reads."""
+    tree = tree_of(read)
+    names = set() if tree is None else {x.id for x in ast.walk(tree) if isinstance(x, ast.Name)}
+    found = [
+        (target.id, value)
+        for target, value in _pairs(statement)
+        if isinstance(target, ast.Name) and target.id in names and _is_difference(value)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def quotients_by(name: str, source: Source) -> list[Source]:

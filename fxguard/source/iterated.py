@@ -117,6 +117,7 @@ def iterated_at(source: Source) -> Iterated | None:
             computed = values[computed.id][-1]
             computed_at = next(each for _, found, each in assigned if found is computed)
     anew = values.keys() - carried
+    behind = [x for each in names_in(computed) if each in anew for x in values[each]]
     of_it = [found for other, found, _ in assigned if other in made_of_it]
     inside, within = _span(loop), _span(loops[0])
     lines = _lines(_statements(getattr(scope, "body", [])))
@@ -124,7 +125,7 @@ def iterated_at(source: Source) -> Iterated | None:
         name,
         source_of(statement, source.file),
         _last_value(scope, name, loop.lineno, source.file),
-        step_in(computed, made_of_it),
+        next((step for x in (computed, *behind) if (step := step_in(x, made_of_it))), ""),
         *factor_in(computed, made_of_it),
         tuple(recursion_of(assigned, name)),
         quotient,
@@ -133,7 +134,7 @@ def iterated_at(source: Source) -> Iterated | None:
         any(is_called_with(node, made_of_it) for node in ast.walk(computed)),
         is_of_squares(of_it, made_of_it),
         computed,
-        (computed, *(x for each in names_in(computed) if each in anew for x in values[each])),
+        (computed, *behind),
         source_of(computed_at, source.file),
         frozenset(made_of_it),
         inside,

@@ -35,6 +35,7 @@ NORMS = frozenset({NORM, "vector_norm", "linalg_vector_norm", "linalg_norm", "_f
 
 
 BOUNDS = frozenset({"add", "clamp", "clamp_min"})  # they take a number that keeps a divisor from 0
+KEEPS_NORMS = frozenset(["add", "maximum", "minimum"])  # of norms alone
 KEEP_ZERO = frozenset({"sqrt", "mul", "div", "to", "type", "float", "half"})
 
 
@@ -170,8 +171,10 @@ class Looks(TorchFunctionMode):
             self._lost_eps[id(made)] = lost
 
     def _maker(self, kind: str, given: list[Tensor], made: Tensor) -> str:
-        """The operation that made a tensor; a norm that is only bounded or scaled stays one."""
-        before = self._made_by.get(id(given[0]), "") if len(given) == 1 else ""
+        """The operation that made a tensor; norms that are bounded, scaled or added up stay one."""
+        makers = {self._made_by.get(id(each), "") for each in given}
+        is_one = len(given) == 1 or kind in KEEPS_NORMS
+        before = makers.pop() if len(makers) == 1 and is_one else ""
         if kind in NORMS or (made.numel() == 1 and (before == NORM or kind == "sqrt")):
             return NORM
         return kind

@@ -49,6 +49,18 @@ CHANGES = {
         "stop where `y` (script.py:8) is 0 throughout, with `g` as it was before: script.py:9 "
         "divides by a product with it; or guard it",
     ),
+    "two on one line": (
+        "x, grad = torch.tensor([3.0, 4.0]), torch.ones(2)\n"
+        "for _ in range(4):\n"
+        "    x_new = (x - grad).clamp(min=0)\n"
+        "    grad_new = x_new - 1\n"
+        "    s, y = x_new - x, grad_new - grad\n"
+        "    rate = ((s @ y) / (s @ s)).clamp(0.1, 9)\n"
+        "    x, grad = x_new, 0 * grad_new\n"
+        "print((rate * x).sum())\n",
+        "stop where `s` (script.py:8) is 0 throughout, with `x_new` as it was before: script.py:9 "
+        "divides by a product with it; or guard it",
+    ),
     "an update of a curvature": (
         "def bfgs(h, x, g, last_x, last_g):\n"
         "    dx = x - last_x\n"

@@ -174,6 +174,24 @@ TWINS = {
 }
 
 
+EFFECTIVE = (
+    "labels = torch.tensor([0, 2, 2])\nn = torch.bincount(labels, minlength=3).float()\n{}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "w = (1 - 0.99) / (1 - 0.99**n)\nprint((w / w.sum()).sum().item())",
+        "beta = 0.9\nrest = 1 - beta**n\nprint(((1 - beta) / rest).sum().item())",
+        "beta = 0.9\nprint((1.0 - torch.pow(beta, n)).reciprocal().sum().item())",
+    ],
+)
+def test_effective_numbers_of_what_does_not_occur(run_here: RunHere, text: str) -> None:
+    """An eps gives the largest weight to a class without a sample."""
+    expect_first(run_here, EFFECTIVE.format(text), "give what does not occur the weight 0, by")
+
+
 @pytest.mark.parametrize("name", FIRST)
 def test_the_repair_comes_first(run_here: RunHere, name: str) -> None:
     expect_first(run_here, *FIRST[name])

@@ -22,6 +22,15 @@ GROW = {
         "print(u.pow(2).sum().item())\n",
         "take smaller steps than `dt` (script.py:6), at most dx**2 / (2 * D) for diffusion of `u`",
     ),
+    "steps of the inner part alone, padded": (
+        "u, dt = torch.rand(16), 0.9\n"
+        "for _ in range(300):\n"
+        "    flux = (u[1:] - u[:-1]) / 0.8\n"
+        "    inner = u[1:-1] + dt * ((flux[1:] - flux[:-1]) / 0.8)\n"
+        "    u = torch.nn.functional.pad(inner, (1, 1))\n"
+        "print(u.pow(2).sum().item())\n",
+        "take smaller steps than `dt` (script.py:4), and more of them, or an implicit scheme",
+    ),
     "steps by a method": (
         "h, y = 0.5, torch.rand(4)\n"
         "for _ in range(300):\n"

@@ -144,3 +144,17 @@ def test_other_zeros(run_here: RunHere, name: str) -> None:
     err = run_here(HEAD + OTHERS[name]).err
     assert "made" in err.splitlines()[0], err
     assert "bounds nothing" not in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rest = 1 - u\nprint((u.log() - rest.log()).sum())\n",
+        "def rest(x):\n    return 1.0 - x\nprint((torch.log(u) - torch.log(rest(u))).sum())\n",
+    ],
+)
+def test_what_is_left_to_1_has_a_line_of_its_own(run_here: RunHere, text: str) -> None:
+    """The number is still bounded where it is made."""
+    begin = "import torch\nu = torch.tensor([0.5, 1.0]).clamp(1e-8, 1 - 1e-8)\n"
+    fixes = run_here(begin + text).fixes
+    assert " inside (0, 1) where it is made, in clamp (script.py:2), by clamp(" in fixes[0], fixes

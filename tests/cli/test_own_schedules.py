@@ -63,6 +63,20 @@ def test_the_part_is_told_with_the_numbers_of_then(run_here: RunHere, name: str)
     assert PAST in told
 
 
+@pytest.mark.parametrize("read", ["lr.item() * g.get('scale', 1.0)", "float(lr) / 2", "lr.item()"])
+def test_a_rate_that_is_computed_of_a_tensor(run_here: RunHere, read: str) -> None:
+    """The operation that made it is named, also where the line goes on with the number."""
+    lines = (
+        "        self.n += 1\n        done = torch.tensor(float(self.n)) / self.end\n"
+        "        lr = 0.1 * (1 - done) ** 0.9\n        for g in self.opt.param_groups:\n"
+        f"            g['lr'] = {read}\n"
+    )
+    told = run_here(PROGRAM.format(lines))
+    assert told.err.startswith("pow made NaN (script.py:13): a fractional power of a negative")
+    assert "see why (1 - done) is -0.1 in sub (script.py:13), 1 - 1.1" in told.fixes[0]
+    assert "the learning rate was nan when the step began" in told.err
+
+
 def test_a_number_that_may_have_changed_is_not_shown(run_here: RunHere) -> None:
     lines = f"        lr = 0.1 * (np.float64(1) - self.n / self.end) ** 0.9\n{SET}"
     told = run_here(PROGRAM.format(f"{lines}        if self.opt:\n            self.n += 1\n")).err

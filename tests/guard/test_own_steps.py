@@ -35,6 +35,13 @@ class Own(torch.optim.Optimizer):
         raise NotImplementedError
 
 
+class Lars(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        decay = 0.0
+        ratio = w.norm() / (g.norm() + decay * w.norm())
+        w.add_((g + decay * w) * ratio, alpha=-group["lr"])
+
+
 class Lamb(Own):
     def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
         update = g / (g.abs() + 1e-6)
@@ -116,6 +123,8 @@ def nothing(out: Tensor) -> Tensor:
 
 CASES: dict[type[torch.optim.Optimizer], tuple[Loss, str, str, str, str]] = {
     Lamb: (nothing, "trust_ratio = w.norm() / update.norm()", "zero divisor", " / 0.0",
+           "where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)"),
+    Lars: (nothing, "ratio = w.norm() / (", "zero divisor", " / 0.0",
            "where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)"),
     AdamWithoutEps: (one_column, 'state["v"].sqrt(), value', "zero divisor", "+ 0.0 / 0.0", "eps"),
     Normalized: (nothing, "rsqrt()", "zero divisor", "rsqrt(0.0)", "rsqrt((g ** 2).mean() + 1e-12"),

@@ -499,6 +499,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
     "bound the parameter {parameter}",
+    "give what does not occur the weight 0",
     "leave the loop once `{residual}`",
     "bound the weight that a term",
     "compute it only where `{factor}`",
@@ -678,7 +679,8 @@ def test_no_result_that_overflowed_is_clamped() -> None:
     """A bound on an argument is allowed."""
     for rule in RULES:
         if "overflow" in rule.causes:
-            assert "clamp" not in rule.text.replace("{c.x}.clamp", "")
+            text = rule.text.replace("{c.x}.clamp", "")
+            assert "clamp" not in text.replace("{parameter} where it is read, by clamp", "")
 
 
 @pytest.mark.parametrize(
