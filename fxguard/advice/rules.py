@@ -28,6 +28,7 @@ from fxguard.advice.effective_numbers import words_of_count
 from fxguard.advice.fill_values import words_of_fill
 from fxguard.advice.masked_products import words_of_mask
 from fxguard.advice.masked_sums import words_of_masked_sum
+from fxguard.advice.of_infinities import words_of_infinite_divisor
 from fxguard.advice.outside_ball import words_of_ball
 from fxguard.advice.samplers import is_of_sampler, words_of_acceptance
 from fxguard.graph.poles import LOSSES_OF_TARGETS, SPREADS, plain
@@ -82,6 +83,11 @@ RULES = (
          "give what does not occur the weight 0, by torch.where({count} > 0, ..., 0): {rest} is 0 "
          "where {count} is, and an eps would give it the largest weight",
          lambda c: bool(words_of_count(c)), alone=True, words=words_of_count),
+    Rule("zero divisor", _names("div reciprocal"), "advice",
+         "do without {quotient} where {infinite} is infinite, by if or where: {made} makes that, "
+         "and {quotient} is 0 because of it; an eps in this divisor makes a huge number of it",
+         lambda c: bool(words_of_infinite_divisor(c)), alone=True,
+         words=words_of_infinite_divisor),
     *ZERO_RULES,
     *REWRITES,
     *SPECIAL_RULES,

@@ -174,6 +174,26 @@ TWINS = {
 }
 
 
+LAST_STEP = (
+    "def run(x, sigmas):\n    before = None\n    for i in range(len(sigmas) - 1):\n"
+    "        t, t_next = -sigmas[i].log(), -sigmas[i + 1].log()\n        h = t_next - t\n"
+    "        if before is not None:\n            r = before / h\n            x = x + {} * x\n"
+    "        before = h\n    return x\nprint(run(torch.ones(2), {}).sum().item())\n"
+)
+
+
+@pytest.mark.parametrize("factor", ["1 / (2 * r)", "1 / r", "(2 * r).reciprocal()"])
+def test_a_divisor_that_an_infinity_made_0(run_here: RunHere, factor: str) -> None:
+    text = LAST_STEP.format(factor, "torch.tensor([4.0, 2.0, 1.0, 0.0])")
+    said = "do without `r` where `h` is infinite, by if or where: sub (script.py:9) makes that"
+    expect_first(run_here, text, said)
+
+
+def test_a_divisor_that_is_0_by_itself(run_here: RunHere) -> None:
+    text = LAST_STEP.format("1 / (0 * r)", "torch.tensor([4.0, 2.0, 1.0, 0.5])")
+    expect_not_said(run_here, text, "is infinite")
+
+
 EFFECTIVE = (
     "labels = torch.tensor([0, 2, 2])\nn = torch.bincount(labels, minlength=3).float()\n{}\n"
 )

@@ -499,6 +499,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
 OF_PROGRAMS = (
     "bound the parameter {parameter}",
+    "do without {quotient} where",
     "give what does not occur the weight 0",
     "leave the loop once `{residual}`",
     "bound the weight that a term",
