@@ -110,7 +110,7 @@ class WholeScript:
         self._kept: Report | None = None  # is told at the end
         self._noted: Report | None = None  # likewise, but in a line: no model has read it
         # What is to be said of backward passes inside transforms, by place and kind.
-        self._inside: dict[tuple[Place, str], Report] = {}
+        self._inside: dict[tuple[Place, str], tuple[PlainRecord, Report]] = {}
         self._first_reader = ""  # the function that has read what is kept or noted
         self._raised: tuple[tuple[int, str], Report] | None = None  # what raised last because of it
         self._beside = Beside(
@@ -370,16 +370,16 @@ class WholeScript:
         finally:
             self._beside.pauses = before
         if report is not None:
-            self._inside[place_of(made), name_of(made.func)] = report
+            self._inside.setdefault((place_of(made), name_of(made.func)), (made, report))
 
     def _looked_at_inside(self, report: Report | None) -> Report | None:
         """The same on a backward inside a transform, with what a closer look at it has found."""
         if report is None or report.origins[0].frame.source is None:
             return report
         source, kind = report.origins[0].frame.source, report.origins[0].frame.kind
-        found = self._inside.get(((source.file, source.line), kind))
-        if found is None:
-            return report
+        made, found = self._inside.get(((source.file, source.line), kind), (None, None))
+        if made is None or found is None or not self._beside.leads_from(made):
+            return report  # it is another one: the first of that line has reached nothing
         return replace(found, batch_number=report.batch_number, why=report.why)
 
     def _made_in_backward(self, kind: str = "") -> Report | None:

@@ -113,7 +113,10 @@ class Repetition:
             return self._made[id(value)] if is_record(value) else value
 
         args, kwargs = filled((record.args, record.kwargs))
-        writes = bool(read_call(record.func, args, kwargs).written)
+        called = read_call(record.func, args, kwargs)
+        writes = bool(called.written)
+        if self._sample.is_mapped and called.random:
+            raise NotRepeated  # its numbers are only known by the range of all samples
         if writes and args and id(args[0]) in self._read:
             raise NotRepeated  # it would write to a tensor of the script
         with as_if_called_at(place_of(record)), torch.enable_grad():

@@ -367,6 +367,10 @@ class BadValues:
         self._keys[id(made)] = made, key
         return made
 
+    def leads_from(self, record: Record) -> bool:
+        """Whether something bad was led back to a record."""
+        return id(record) in self._keys
+
     def _key_before(self, written: Tensor, record: Record) -> Key | None:
         """The value that a tensor held before the operation of a record wrote to it."""
         before: Any = record.args[0] if record.args else None

@@ -252,6 +252,10 @@ class Beside:
         except theirs() as error:  # it may not run again, or map over samples of samples
             self.objected(error)
 
+    def leads_from(self, record: PlainRecord) -> bool:
+        """Whether something bad that was read was led back to a record."""
+        return self._bad.leads_from(record)
+
     def _differentiated(self, made: PlainRecord, backward: Differentiated) -> None:
         """A backward inside a transform has made something bad."""
         if self._repetitions_inside and not self.pauses:

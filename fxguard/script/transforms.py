@@ -6,6 +6,7 @@ What a transform returns is known again by its memory, and only while it holds t
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import weakref
@@ -25,7 +26,7 @@ from fxguard.measure.at_hand import range_of
 from fxguard.measure.func_levels import without_levels
 from fxguard.records import Range
 from fxguard.script.in_front import Arrival
-from fxguard.script.noted import note, noted_at
+from fxguard.script.noted import flat, note, noted_at
 from fxguard.script.operations import (
     INNER,
     MOST_DEPTH,
@@ -178,16 +179,13 @@ class Transforms:
         finally:
             for handle in handles:
                 handle.remove()
-        if self._first is not None and self._first_gradient is not None:
+        first, bad = self._first, self._first_gradient
+        if first is not None and bad is not None:
+            self._first_gradient = None
             given = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
-            given = [given] if isinstance(given, Tensor) else list(given or [None] * len(outputs))
-            began = [
-                Arrival(each.grad_fn, gradient)
-                for each, gradient in zip(outputs, given, strict=True)
-                if each.grad_fn is not None
-            ]
-            bad, self._first_gradient = self._first_gradient, None
-            self._differentiated(self._first, Differentiated(began, _leaves_of(nodes), bad))
+            with where_theirs_may_raise(), DisableTorchFunction():
+                began = _arrivals(outputs, given)
+                self._differentiated(first, Differentiated(began, _leaves_of(nodes), bad))
         return result
 
     def _hook(self, node: Any) -> Callable[[Any, Any], None]:
@@ -200,7 +198,9 @@ class Transforms:
                 return
             with where_theirs_may_raise(), DisableTorchFunction():  # a gradient may be anything
                 bad = next((each for each in made if _is_bad(each)), None)
-                if bad is not None and not any(map(_is_bad, given)):
+                # What it made of bad operands was made bad before.
+                is_first = not any(map(_is_bad, given)) and not _reads_bad(noted[0])
+                if bad is not None and is_first:
                     transforms._first = _backward_of(noted[0], bad)
                     transforms._first_gradient = bad
 
@@ -220,6 +220,13 @@ def _backward_of(forward: PlainRecord, made: Tensor) -> PlainRecord:
     return PlainRecord(backward, *place, forward.args, {}, pair, forward.depth, None, made)
 
 
+def _arrivals(outputs: list[Tensor], given: Any) -> list[Arrival]:
+    """Where a backward began: at the nodes of its outputs, with the gradients that it was given."""
+    gradients = [given] if isinstance(given, Tensor) else list(given or [])
+    pairs = itertools.zip_longest(outputs, gradients)
+    return [Arrival(each.grad_fn, gradient) for each, gradient in pairs if each.grad_fn is not None]
+
+
 def _leaves_of(nodes: Iterable[Any]) -> list[Tensor]:
     """The leaves of autograd that were given to the operations of some nodes."""
     found: dict[int, Tensor] = {}
@@ -228,6 +235,11 @@ def _leaves_of(nodes: Iterable[Any]) -> list[Tensor]:
             given = (each for each, _ in noted[1].values())
             found.update({id(each): each for each in given if each.is_leaf and each.requires_grad})
     return list(found.values())
+
+
+def _reads_bad(record: PlainRecord) -> bool:
+    read = flat((record.args, record.kwargs))
+    return any(is_record(each) and not math.isfinite(each.pair[1]) for each in read)
 
 
 def _nodes_behind(outputs: list[Any]) -> list[Any]:

@@ -196,6 +196,32 @@ def test_numbers_inside_are_of_one_sample(run_here: RunHere) -> None:
     assert y == pytest.approx(float(expected[5]), rel=1e-3)
 
 
+def test_numbers_of_a_backward_that_reached_nothing(run_here: RunHere) -> None:
+    """They are not told of a later one of the same line."""
+    text = (
+        "def loss(w, x):\n    return ((x - w).square().sum() + 0 * x[0]).sqrt()\n"
+        "w, x = torch.zeros(3), torch.zeros(3)\n"
+        "g = torch.where(x == 0, 0.0, grad(loss)(w, x))\n"
+        "g = 5 * grad(lambda w, x: loss(w, x) * 7)(w, x) + g\nprint(g.sum().item())\n"
+    )
+    ran = run_here(HEAD + text)
+    assert ran.err.startswith("backward of sqrt made inf (script.py:6)"), ran.err
+    assert "grad of output 1.0" not in ran.err
+
+
+def test_random_numbers_of_samples(run_here: RunHere) -> None:
+    """A second draw may be others: the operation is named, and no numbers are told."""
+    text = (
+        "def loss(w, x):\n    d = torch.nn.functional.dropout(x - w, 0.5)\n"
+        "    return d.square().sum().sqrt()\n"
+        "each = vmap(grad(loss), (None, 0), randomness='different')\n"
+        "print(each(torch.zeros(3), torch.zeros(4, 3)).sum().item())\n"
+    )
+    ran = run_here(HEAD + text)
+    assert ran.err.startswith("backward of sqrt made"), ran.err
+    assert "grad of output" not in ran.err.splitlines()[2], ran.err
+
+
 def test_samples_of_samples(run_here: RunHere) -> None:
     """Which of them is bad is not looked up; the operation is named."""
     text = (
