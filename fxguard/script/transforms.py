@@ -183,7 +183,7 @@ class Transforms:
         if first is not None and bad is not None:
             self._first_gradient = None
             given = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
-            with where_theirs_may_raise(), DisableTorchFunction():
+            with where_theirs_may_raise(), DisableTorchFunction():  # tensors may be anything
                 began = _arrivals(outputs, given)
                 self._differentiated(first, Differentiated(began, _leaves_of(nodes), bad))
         return result
