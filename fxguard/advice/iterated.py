@@ -102,8 +102,8 @@ def _newton(case: Case) -> Iterated | None:
 def _bounded(found: Iterated) -> str:
     name, place = f"`{found.name}`", found.source.place
     return (
-        f"keep {name} in a range at each step of Newton's method ({place}), by clamp(low, high) or "
-        "bisection, and the divisor above an eps"
+        f"keep {name} in a range at each step of Newton's method ({place}): bisect where a step "
+        "leaves it, as a clamp may stay at its end, and keep the divisor above an eps"
     )
 
 
