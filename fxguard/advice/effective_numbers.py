@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from fxguard.advice._patterns import made_by, one_minus_of
 from fxguard.advice.case import Case
 from fxguard.graph.poles import plain
-from fxguard.source.assigned import statement_node
+from fxguard.source.differences import from_one_at
 from fxguard.source.named import called_name
 
 __all__ = ["words_of_count"]
@@ -26,26 +26,15 @@ def words_of_count(case: Case) -> Mapping[str, str]:
     is_power = power is not None and plain(power.kind) in ("float_power", "pow")
     if rest is None or power is None or not is_power or not power.number_first:
         return {}
-    node = None if rest.source is None else statement_node(rest.source)
-    found = {
-        ast.unparse(each): count
-        for each in (() if node is None else ast.walk(node))
-        if (count := _exponent_in(each)) is not None
-    }
-    if len(found) != 1:
+    counts = {ast.unparse(x): _exponent_of(x.right) for x in from_one_at(rest.source)}
+    found = [(text, count) for text, count in counts.items() if count is not None]
+    if len(found) != 1 or not isinstance(found[0][1], (ast.Name, ast.Attribute)):
         return {}
-    text, count = found.popitem()
-    is_name = isinstance(count, (ast.Name, ast.Attribute))
-    return {"count": ast.unparse(count), "rest": text} if is_name else {}
+    return {"count": ast.unparse(found[0][1]), "rest": found[0][0]}
 
 
-def _exponent_in(node: ast.AST) -> ast.expr | None:
-    """The n of ``1 - beta ** n``."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
-        return None
-    if not isinstance(node.left, ast.Constant) or node.left.value != 1:
-        return None
-    power = node.right
+def _exponent_of(power: ast.expr) -> ast.expr | None:
+    """The n of ``beta ** n``."""
     if isinstance(power, ast.BinOp) and isinstance(power.op, ast.Pow):
         return power.right
     is_call = isinstance(power, ast.Call) and called_name(power) == "pow"

@@ -17,7 +17,7 @@ from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
-from fxguard.source.assigned import statement_node
+from fxguard.source.differences import from_one_at
 from fxguard.source.named import called_name, operand_texts
 from fxguard.source.syntax import tree_of
 
@@ -184,27 +184,14 @@ def _name_in(around: Surroundings) -> str:
     """The variable behind the operand as the line has it; "" if that is not certain."""
     rest = _found_end(around)[2]
     if rest is not None:
-        return _name_of_rest(rest)
+        ones = from_one_at(rest.source)
+        return _name_of(ast.unparse(ones[0])) if len(ones) == 1 else ""
     if name := _name_of(operand_in(around)):
         return name
     source, kind = around.step.source, plain(around.step.kind)
     texts = () if source is None else operand_texts(source.code, kind)
     names = {_name_of(text) for text in texts if "-" in text}  # the other end is no difference
     return names.pop() if len(names) == 1 else ""
-
-
-def _name_of_rest(rest: Step) -> str:
-    """The variable of ``1 - x`` on a line of its own."""
-    node = None if rest.source is None else statement_node(rest.source)
-    texts = {
-        ast.unparse(each)
-        for each in (() if node is None else ast.walk(node))
-        if isinstance(each, ast.BinOp)
-        and isinstance(each.op, ast.Sub)
-        and isinstance(each.left, ast.Constant)
-        and each.left.value == 1
-    }
-    return _name_of(texts.pop()) if len(texts) == 1 else ""
 
 
 def _name_of(text: str) -> str:

@@ -14,7 +14,8 @@ from fxguard.advice.case import Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
-from fxguard.source.assigned import statement_node, target_of
+from fxguard.source.assigned import target_of
+from fxguard.source.differences import differences_at
 
 __all__ = ["words_of_factor"]
 
@@ -29,17 +30,20 @@ def words_of_factor(case: Case) -> Mapping[str, str]:
     """
     if case.negative_operand is None or case.evidence is None or case.evidence.index:
         return {}
-    around, source = case.around, case.around.step.source
+    around = case.around
     pairs = ((step, _below(around, step)) for step in _factors(around))
     negative = [(step, *found) for step, found in pairs if found]
-    node = None if source is None else statement_node(source)
-    if len(negative) != 1 or node is None:
+    if len(negative) != 1:
         return {}
     step, by, number = negative[0]
     made = around.maker_of(step.inputs[0])
     name = "" if made is None or made.source is None else target_of(made.source)
-    texts = {ast.unparse(each) for each in ast.walk(node) if _is_less(each, by)}
-    text = next(iter(texts)) if len(texts) == 1 else f"{name} - {by:g}"
+    texts = [
+        ast.unparse(each)
+        for each in differences_at(around.step.source)
+        if isinstance(each.right, ast.Constant) and each.right.value == by
+    ]
+    text = texts[0] if len(texts) == 1 else f"{name} - {by:g}"
     return {"factor": text, "number": f"{number:.4g}"} if text in texts else {}
 
 
@@ -66,10 +70,3 @@ def _below(around: Surroundings, step: Step) -> tuple[float, float] | None:
     difference = sizes[0] - by
     is_known = math.isclose(abs(difference), sizes[1], abs_tol=CLOSE * max(sizes[0], by))
     return (by, difference) if is_known and difference < 0 else None
-
-
-def _is_less(node: ast.AST, by: float) -> bool:
-    """Whether it is ``x - by``."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
-        return False
-    return isinstance(node.right, ast.Constant) and node.right.value == by

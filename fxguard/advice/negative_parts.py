@@ -16,8 +16,8 @@ from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.written_operands import titled
 from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
-from fxguard.records import Source
-from fxguard.source.assigned import statement_node, target_of
+from fxguard.source.assigned import target_of
+from fxguard.source.differences import differences_at
 
 __all__ = ["words_of_part"]
 
@@ -37,20 +37,10 @@ def words_of_part(case: Case) -> Mapping[str, str]:
         step = inner
     if step is None or step is first or step.source is None or plain(step.kind) != "sub":
         return {}
-    name = target_of(step.source) or _difference_in(step.source)
+    texts = [ast.unparse(each) for each in differences_at(step.source)]
+    is_told = len(texts) == 1 and len(texts[0]) <= LONGEST
+    name = target_of(step.source) or (texts[0] if is_told else "")
     return {"part": f"`{name}`" if name else "what", "maker": titled(step)}
-
-
-def _difference_in(source: Source) -> str:
-    """The only difference that a line computes; "" if there are several, or it is long."""
-    node = statement_node(source)
-    found = set() if node is None else {ast.unparse(x) for x in ast.walk(node) if _is_less(x)}
-    text = found.pop() if len(found) == 1 else ""
-    return text if len(text) <= LONGEST else ""
-
-
-def _is_less(node: ast.AST) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
 
 
 def _part(around: Surroundings, step: Step) -> Step | None:

@@ -31,12 +31,12 @@ def words_of_infinite_divisor(case: Case) -> Mapping[str, str]:
         step = made_by(around, step.inputs[0])
     if step is None or plain(step.kind) != "div" or len(step.inputs) != 2:
         return {}
-    sizes = [around.range_of(value) for value in step.inputs]
+    dividend, divisor = map(around.range_of, step.inputs)
     maker = made_by(around, step.inputs[1])
-    is_one = all(each is not None for each in sizes) and maker is not None
-    if not is_one or sizes[1].abs_min != math.inf or sizes[0].abs_max == math.inf:  # type: ignore[union-attr]
+    if dividend is None or divisor is None or maker is None:
         return {}
-    assert maker is not None
+    if divisor.abs_min != math.inf or dividend.abs_max == math.inf:
+        return {}
     return {"quotient": _named(step), "infinite": _named(maker), "made": titled(maker)}
 
 

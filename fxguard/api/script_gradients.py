@@ -66,17 +66,9 @@ class ScriptGradients:
             began: where the backward began, or came to what the script has computed.
             leaves: the leaves of autograd that the script has read.
         """
-        try:
-            number = self._begin()
-            ended = self._repeated(number, began, leaves, Sample())
-            if ended is not None and ended.leaves:
-                return self._delivery.report_of_backward(number, ended)
-        except FxguardError:
-            raise
-        except NotRepeated:
-            pass
-        except theirs():  # an operation that may not run twice
-            pass
+        report = self._told(began, leaves, Sample())
+        if report is not None:
+            return report
         functions = _functions_behind(each.node for each in began)
         self._why_not_known = ITS_OWN.format(functions[0]) if functions else NOT_AGAIN
         self._names = [(weakref.ref(leaf), _label_of(leaf)) for leaf in leaves]
@@ -87,20 +79,29 @@ class ScriptGradients:
 
         Args:
             backward: the backward. No transform may be open any more.
+
+        Raises:
+            ValueError: if it maps over samples of samples.
         """
+        sample = Sample(backward.bad)
+        began = [
+            Arrival(node, None if gradient is None else sample.of(gradient))
+            for node, gradient in backward.began
+        ]
+        return self._told(began, backward.leaves, sample)
+
+    def _told(
+        self, began: Sequence[Arrival], leaves: Sequence[Tensor], sample: Sample
+    ) -> Report | None:
+        """What there is to say of a backward that is repeated."""
         try:
-            sample = Sample(backward.bad)
-            began = [
-                Arrival(node, None if gradient is None else sample.of(gradient))
-                for node, gradient in backward.began
-            ]
             number = self._begin()
-            ended = self._repeated(number, began, backward.leaves, sample)
+            ended = self._repeated(number, began, leaves, sample)
             if ended is not None and ended.leaves:
                 return self._delivery.report_of_backward(number, ended)
         except FxguardError:
             raise
-        except (NotRepeated, ValueError):
+        except NotRepeated:
             pass
         except theirs():  # an operation that may not run twice
             pass

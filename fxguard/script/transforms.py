@@ -81,7 +81,6 @@ class Transforms:
         self._live = LiveTensors()
         self._records: list[PlainRecord] = []
         self._first: PlainRecord | None = None  # the backward that first made something bad
-        self._first_gradient: Tensor | None = None  # what it made
         self.has_bad = False
         self.count = 0
 
@@ -168,27 +167,27 @@ class Transforms:
         Each node of autograd has a hook meanwhile: the backward may not run again, because its
         graph is gone.
         """
-        self._first = self._first_gradient = None
+        self._first = None
+        found: list[Tensor] = []  # the first gradient that was bad
         with DisableTorchFunction():
             outputs = args[0] if args else kwargs.get("outputs")
             outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs or ())
             nodes = _nodes_behind(outputs)
-            handles = [node.register_hook(self._hook(node)) for node in nodes]
+            handles = [node.register_hook(self._hook(node, found)) for node in nodes]
         try:
             result = func(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()
-        first, bad = self._first, self._first_gradient
-        if first is not None and bad is not None:
-            self._first_gradient = None
+        if self._first is not None and found:
             given = args[2] if len(args) > 2 else kwargs.get("grad_outputs")
             with where_theirs_may_raise(), DisableTorchFunction():  # tensors may be anything
                 began = _arrivals(outputs, given)
-                self._differentiated(first, Differentiated(began, _leaves_of(nodes), bad))
+                backward = Differentiated(began, _leaves_of(nodes), found[0])
+                self._differentiated(self._first, backward)
         return result
 
-    def _hook(self, node: Any) -> Callable[[Any, Any], None]:
+    def _hook(self, node: Any, found: list[Tensor]) -> Callable[[Any, Any], None]:
         reference = weakref.ref(self)
         noted = noted_at(node)
 
@@ -202,7 +201,7 @@ class Transforms:
                 is_first = not any(map(_is_bad, given)) and not _reads_bad(noted[0])
                 if bad is not None and is_first:
                     transforms._first = _backward_of(noted[0], bad)
-                    transforms._first_gradient = bad
+                    found.append(bad)
 
         return ran
 

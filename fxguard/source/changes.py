@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from fxguard.records import Source
-from fxguard.source.assigned import function_around, source_of, statement_node
+from fxguard.source.assigned import function_around, holds, source_of, statement_node
+from fxguard.source.iterated import loops_around
 from fxguard.source.syntax import tree_of
 
 __all__ = ["change_at", "quotients_by", "quotients_in_turn"]
@@ -89,18 +90,9 @@ def quotients_by(name: str, source: Source) -> list[Source]:
 
 def quotients_in_turn(name: str, source: Source) -> list[Source]:
     """The same, of the innermost loop around a line and without that line; [] outside of loops."""
-    loops = [
-        node
-        for node in ast.walk(function_around(source))
-        if isinstance(node, (ast.For, ast.While)) and _holds(node, source.line)
-    ]
-    loop = max(loops, key=lambda node: node.lineno, default=None)
-    found = [] if loop is None else quotients_by(name, source)
-    return [x for x in found if loop and _holds(loop, x.line) and x.line != source.line]
-
-
-def _holds(loop: ast.For | ast.While, line: int) -> bool:
-    return loop.body[0].lineno <= line <= (loop.body[-1].end_lineno or line)
+    loops = loops_around(function_around(source), source.line)
+    found = quotients_by(name, source) if loops else []
+    return [x for x in found if holds(loops[-1], x.line) and x.line != source.line]
 
 
 def _is_difference(node: Any) -> TypeGuard[ast.BinOp]:

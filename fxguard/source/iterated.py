@@ -23,7 +23,7 @@ from fxguard.source._recurrences import (
 )
 from fxguard.source.assigned import function_around, holds, source_of
 
-__all__ = ["Iterated", "iterated_at"]
+__all__ = ["Iterated", "iterated_at", "loops_around"]
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -86,7 +86,7 @@ def iterated_at(source: Source) -> Iterated | None:
         "dt"
     """
     scope = function_around(source)
-    loops = _loops_around(scope, source.line)
+    loops = loops_around(scope, source.line)
     if not loops:
         return None
     loop = loops[-1]
@@ -189,7 +189,7 @@ def _span(loop: ast.stmt) -> frozenset[int]:
     return frozenset(range(loop.lineno, (loop.end_lineno or loop.lineno) + 1))
 
 
-def _loops_around(scope: ast.AST, line: int) -> list[ast.For | ast.AsyncFor | ast.While]:
+def loops_around(scope: ast.AST, line: int) -> list[ast.For | ast.AsyncFor | ast.While]:
     """The loops of a function that a line is in, the innermost one last."""
     found = []
     todo = list(ast.iter_child_nodes(scope))
