@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from fxguard import trees
 from fxguard.batch.autograd_nodes import function_of
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import LOSS
 from fxguard.batch.loss import Loss
 from fxguard.errors import FxguardError
 from fxguard.forgiving import or_else, theirs
+from fxguard.graph.operations import read_call
 from fxguard.graph.random_state import random_state_kept
 from fxguard.guard.delivery import Delivery
 from fxguard.measure.at_hand import range_of
@@ -23,9 +26,11 @@ from fxguard.records import Range, Role
 from fxguard.report.report import Report
 from fxguard.script.again import NotRepeated, Repetition
 from fxguard.script.in_front import Arrival
+from fxguard.script.tangents import Derived
 from fxguard.script.transforms import Differentiated
 from fxguard.source.assigned_gradients import line_that_set_gradients
 from fxguard.source.held_tensors import UNNAMED, held_name
+from fxguard.source.lines import as_if_called_at
 from fxguard.steps.backward import BackwardPasses
 from fxguard.steps.losses import Losses
 from fxguard.verdict.backward_origins import BadLeaf
@@ -66,7 +71,7 @@ class ScriptGradients:
             began: where the backward began, or came to what the script has computed.
             leaves: the leaves of autograd that the script has read.
         """
-        report = self._told(began, leaves, Sample())
+        report = self._told(lambda number: self._repeated(number, began, leaves, Sample()))
         if report is not None:
             return report
         functions = _functions_behind(each.node for each in began)
@@ -74,29 +79,29 @@ class ScriptGradients:
         self._names = [(weakref.ref(leaf), _label_of(leaf)) for leaf in leaves]
         return None
 
-    def report_inside(self, backward: Differentiated) -> Report | None:
+    def report_inside(self, how: Differentiated | Derived) -> Report | None:
         """What made a gradient bad inside a transform; None if that is not found.
 
-        Args:
-            backward: the backward. No transform may be open any more.
+        Of forward mode it is told as of a backward of the same operation, of a gradient of 1: both
+        multiply by the same derivative.
 
-        Raises:
-            ValueError: if it maps over samples of samples.
+        Args:
+            how: the backward, or the operation. No transform may be open any more.
         """
-        sample = Sample(backward.bad)
+        if isinstance(how, Derived):
+            return self._told(lambda number: self._derived(number, how))
+        sample = Sample(how.bad)
         began = [
             Arrival(node, None if gradient is None else sample.of(gradient))
-            for node, gradient in backward.began
+            for node, gradient in how.began
         ]
-        return self._told(began, backward.leaves, sample)
+        return self._told(lambda number: self._repeated(number, began, how.leaves, sample))
 
-    def _told(
-        self, began: Sequence[Arrival], leaves: Sequence[Tensor], sample: Sample
-    ) -> Report | None:
-        """What there is to say of a backward that is repeated."""
+    def _told(self, differentiated: Callable[[int], Ended | None]) -> Report | None:
+        """What there is to say of a backward, which the batch of a number is given."""
         try:
             number = self._begin()
-            ended = self._repeated(number, began, leaves, sample)
+            ended = differentiated(number)
             if ended is not None and ended.leaves:
                 return self._delivery.report_of_backward(number, ended)
         except FxguardError:
@@ -147,10 +152,7 @@ class ScriptGradients:
         fresh = [each.detach().requires_grad_() for each in plain]
         instead = {id(leaf): own for leaf, own in zip(leaves, fresh, strict=True)}
         names = {id(own): _name_of(each) for own, each in zip(fresh, plain, strict=True)}
-        loss, listening = Loss(number), _Listening()
-        loss.own(listening, names, {})
-        here = self._losses.loss_here
-        self._delivery.steps.scalers = None if here is None else here.scalers
+        loss, listening = self._loss(number, names)
         with random_state_kept(list(instead.values())):
             repetition = Repetition([each.node for each in began], loss.observe, instead, sample)
             again = [repetition.of(each.node) for each in began]
@@ -158,6 +160,38 @@ class ScriptGradients:
             loss.backward_comes(again)
             torch.autograd.backward(again, [each.gradient for each in began])
         return listening.ended
+
+    def _derived(self, number: int, how: Derived) -> Ended | None:
+        """The backward of an operation whose derivative is bad."""
+        sample = Sample(how.tangent)
+        names: dict[int, tuple[Role, str]] = {}
+
+        def plain(value: Tensor) -> Tensor:
+            own = sample.of(value).detach()
+            if own.is_floating_point():
+                names[id(own.requires_grad_())] = Role.WEIGHT, UNNAMED
+            return own
+
+        with forward_ad._set_fwd_grad_enabled(False), torch.enable_grad():
+            args = trees.tree_map_only(Tensor, plain, how.args)
+            kwargs = trees.tree_map_only(Tensor, plain, how.kwargs)
+            call = read_call(how.func, args, kwargs)
+            if call.written or call.random:
+                raise NotRepeated
+            loss, listening = self._loss(number, names)
+            with as_if_called_at(how.place):
+                made = loss.observe(how.func, args, kwargs)
+            loss.backward_comes([made])
+            torch.autograd.backward([made], [torch.ones_like(made)])
+        return listening.ended
+
+    def _loss(self, number: int, names: dict[int, tuple[Role, str]]) -> tuple[Loss, _Listening]:
+        """A loss that is computed once more, with its owner."""
+        loss, listening = Loss(number), _Listening()
+        loss.own(listening, names, {})
+        here = self._losses.loss_here
+        self._delivery.steps.scalers = None if here is None else here.scalers
+        return loss, listening
 
 
 class _Listening:

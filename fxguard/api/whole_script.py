@@ -35,6 +35,7 @@ from fxguard.script.because_of import chain_of, full_name, in_view_of, is_bad, s
 from fxguard.script.beside import Beside, Handed
 from fxguard.script.in_front import Arrival
 from fxguard.script.operations import PlainRecord, place_of
+from fxguard.script.tangents import FORWARD_MODE, Derived
 from fxguard.script.transforms import Differentiated
 from fxguard.source.held_tensors import UNNAMED, held_name
 from fxguard.source.lines import Place
@@ -361,25 +362,35 @@ class WholeScript:
             self._has_told = True
             self._guard.delivery.report_later(report)
 
-    def _gradient_inside_bad(self, made: PlainRecord, backward: Differentiated) -> None:
-        """A backward inside a transform has: keep what there is to say, in case that it matters."""
+    def _gradient_inside_bad(self, made: PlainRecord, how: Differentiated | Derived) -> None:
+        """A derivative inside a transform is: keep what there is to say, in case it matters."""
         before, self._beside.pauses = self._beside.pauses, True
         try:
             with levels_left(), DisableTorchFunction():
-                report = self._gradients.report_inside(backward)
+                report = self._gradients.report_inside(how)
         finally:
             self._beside.pauses = before
         if report is not None:
             self._inside.setdefault((place_of(made), name_of(made.func)), (made, report))
 
     def _looked_at_inside(self, report: Report | None) -> Report | None:
-        """The same on a backward inside a transform, with what a closer look at it has found."""
+        """The same on a derivative inside a transform, with what a closer look at it has found."""
         if report is None or report.origins[0].frame.source is None:
             return report
         source, kind = report.origins[0].frame.source, report.origins[0].frame.kind
         made, found = self._inside.get(((source.file, source.line), kind), (None, None))
         if made is None or found is None or not self._beside.leads_from(made):
             return report  # it is another one: the first of that line has reached nothing
+        if kind.startswith(FORWARD_MODE):  # of a gradient of 1, which nobody has seen
+            first, like = report.origins[0], found.origins[0]
+            first = replace(
+                first,
+                cause=like.cause,
+                cause_in_words=like.cause_in_words,
+                operands=like.operands.partition("; ")[0],
+                fixes=like.fixes,
+            )
+            return replace(report, origins=(first, *report.origins[1:]))
         return replace(found, batch_number=report.batch_number, why=report.why)
 
     def _made_in_backward(self, kind: str = "") -> Report | None:

@@ -58,8 +58,8 @@ class Beside(Protocol):
     def graph_reads(self, tensors: Sequence[Tensor]) -> None:
         """A model has read these tensors, which gradients may reach."""
 
-    def backward_begins(self, roots: Sequence[Tensor]) -> None:
-        """A backward is about to begin with these tensors, of a loss or after it."""
+    def backward_begins(self, roots: Sequence[Tensor], unseen: Sequence[Tensor]) -> None:
+        """A backward is about to begin with tensors, some of which no loss has seen made."""
 
     def backward_ended(self, returned: Any) -> None:
         """It has ended, and returned this."""
@@ -319,7 +319,8 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
     following = _here.following
     beside = None if following is None else following.beside
     if beside is not None:
-        beside.backward_begins(roots)
+        known = loss.keys_of
+        beside.backward_begins(roots, [each for each in roots if not known([each])])
     if kwargs.get("create_graph"):
         result = loss.differentiate(func, args, kwargs)
     else:

@@ -76,48 +76,56 @@ def without_levels(value: Tensor) -> Tensor:
 class Sample:
     """One of the samples over which ``vmap`` maps: the tensors inside all levels, of that sample.
 
+    Where one ``vmap`` runs inside another, it is one sample of each.
+
     Args:
         bad: a tensor of which the first sample that is not finite is taken; None for the first
             of all.
-
-    Raises:
-        ValueError: if several levels of ``vmap`` have mapped it.
     """
 
     def __init__(self, bad: Tensor | None = None) -> None:
-        self._level: int | None = None
-        self._index = 0
-        whole, dim = (bad, None) if bad is None else self._whole(bad)
-        if whole is not None and dim is not None:
-            others = [each for each in range(whole.ndim) if each != dim]
-            is_bad = (~whole.isfinite()).sum(others) if others else ~whole.isfinite()
-            self._index = int(is_bad.int().argmax())
+        self._indices: dict[int, int] = {}  # by level
+        self._sizes: dict[int, int] = {}  # likewise, how many samples there are
+        if bad is None:
+            return
+        whole, dims = self._whole(bad)
+        is_bad = ~whole.isfinite()
+        if dims and is_bad.any():
+            first = is_bad.permute(
+                *(dims[level] for level in sorted(dims)),
+                *(each for each in range(whole.ndim) if each not in dims.values()),
+            ).nonzero()[0]
+            self._indices = dict(zip(sorted(dims), first.tolist(), strict=False))
 
     @property
     def is_mapped(self) -> bool:
         """Whether some tensor was mapped over."""
-        return self._level is not None
+        return bool(self._sizes)
 
     def of(self, value: Tensor) -> Tensor:
         """What a tensor is for that sample. Nothing else may be open.
 
         Raises:
-            ValueError: if another level of ``vmap`` has mapped it.
+            ValueError: if it has another number of samples than others.
         """
-        whole, dim = self._whole(value)
-        return whole if dim is None else whole.select(dim, self._index)
+        whole, dims = self._whole(value)
+        for level, dim in sorted(dims.items(), key=lambda item: -item[1]):
+            whole = whole.select(dim, self._indices.get(level, 0))
+        return whole
 
-    def _whole(self, value: Tensor) -> tuple[Tensor, int | None]:
-        """The tensor inside all levels, and the dimension of samples."""
-        dim: int | None = None
+    def _whole(self, value: Tensor) -> tuple[Tensor, dict[int, int]]:
+        """The tensor inside all levels, and the dimension of samples of each level."""
+        dims: dict[int, int] = {}
         while has_levels(value):
             if is_of_vmap(value):
-                level = func_level_of(value)
-                if dim is not None or self._level not in (None, level):
-                    raise ValueError("several levels of vmap")
-                self._level, dim = level, vmapped_dim(value)
+                at = vmapped_dim(value)  # further in, it is one more dimension
+                dims = {level: dim + (dim >= at) for level, dim in dims.items()}
+                dims[func_level_of(value)] = at
             value = without_func_level(value)
-        return value, dim
+        for level, dim in dims.items():
+            if self._sizes.setdefault(level, value.shape[dim]) != value.shape[dim]:
+                raise ValueError("two transforms, one after the other")
+        return value, dims
 
 
 def levels_left() -> AbstractContextManager[Any]:

@@ -31,6 +31,7 @@ from fxguard.script.operations import (
     pair_of,
 )
 from fxguard.script.reachable import tensors_within_reach
+from fxguard.script.tangents import Derived
 from fxguard.script.transforms import Differentiated, Transforms
 from fxguard.torch_names import DisableTorchFunction
 
@@ -114,7 +115,7 @@ class Beside:
         script_read: Matters,
         backward_begins: Matters,
         gradient_bad: Callable[[Sequence[Arrival]], object],
-        gradient_inside_bad: Callable[[PlainRecord, Differentiated], object],
+        gradient_inside_bad: Callable[[PlainRecord, Differentiated | Derived], object],
         raised: Callable[[Exception, Handed], object],
         is_output: Callable[[Tensor], bool],
         is_gradient: Callable[[Tensor], bool],
@@ -134,7 +135,11 @@ class Beside:
         self._leaves: Leaves = {}
         self.operations = operations_with(self, self._leaves)
         self._transforms = Transforms(
-            self.operations.of, self._ended, self._inside_turned_bad, self._differentiated
+            self.operations.of,
+            self._ended,
+            self._inside_turned_bad,
+            self._differentiated,
+            self._differentiated,
         )
         self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
         self.tidy: Callable[[BaseException], object] = str  # is given what goes on to the script
@@ -256,12 +261,12 @@ class Beside:
         """Whether something bad that was read was led back to a record."""
         return self._bad.leads_from(record)
 
-    def _differentiated(self, made: PlainRecord, backward: Differentiated) -> None:
-        """A backward inside a transform has made something bad."""
+    def _differentiated(self, made: PlainRecord, how: Differentiated | Derived) -> None:
+        """A backward inside a transform has made something bad, or a derivative of forward mode."""
         if self._repetitions_inside and not self.pauses:
             self._repetitions_inside -= 1
             try:
-                self._gradient_inside_bad(made, backward)
+                self._gradient_inside_bad(made, how)
             except theirs() as error:  # a graph may know little of its operations
                 self.objected(error)
 
@@ -376,9 +381,8 @@ class Beside:
             roots = [x for x in nodes.leaves(begin) if isinstance(x, Tensor)]
             given = nodes.leaves(args[2:3] or kwargs.get("grad_outputs"))
             gradient = next((x for x in given if isinstance(x, Tensor)), None)
-        if self.has_no_model:
-            self._settle()
-            self._reaches(roots, self._backward_begins)
+        self._settle()
+        self._reaches(roots, self._backward_begins)
         self._made_in_backward = Found()
         result = func(*args, **kwargs)
         made = [root.grad_fn for root in roots if root.grad_fn is not None]
@@ -423,8 +427,16 @@ class Beside:
             self._bad.matter()
         return (self._bad.batch, keys) if keys else None
 
-    def backward_begins(self, roots: Sequence[Tensor]) -> None:
-        """A backward is about to begin with these tensors, of a loss or after it."""
+    def backward_begins(self, roots: Sequence[Tensor], unseen: Sequence[Tensor]) -> None:
+        """A backward is about to begin with these tensors, of a loss or after it.
+
+        Args:
+            roots: those tensors.
+            unseen: those of them that no loss has seen made, such as what a transform made.
+        """
+        if unseen and not self.pauses:
+            self._settle()
+            self._reaches(unseen, self._backward_begins)
         self._made_in_backward = Found()
         self._in_front.take()
         if self._leaves:

@@ -22,9 +22,7 @@ from fxguard.batch.live_tensors import LiveTensors
 from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import name_of
-from fxguard.measure.at_hand import range_of
 from fxguard.measure.func_levels import without_levels
-from fxguard.records import Range
 from fxguard.script.in_front import Arrival
 from fxguard.script.noted import flat, note, noted_at
 from fxguard.script.operations import (
@@ -38,8 +36,8 @@ from fxguard.script.operations import (
     Record,
     is_record,
     kind_of_code,
-    pair_of,
 )
+from fxguard.script.tangents import Derived, Tangents, derivative_of, is_not_finite, pair_inside
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Differentiated", "Transforms"]
@@ -63,6 +61,7 @@ class Transforms:
         ended: gives a record in the place of one of what is bad, which begins a new chain.
         look_closer: is given the record of what an operation made bad, its arguments and result.
         differentiated: is given the record of what made a gradient bad first, and its backward.
+        derived: is given the record of what made a derivative of forward mode bad first.
 
     Attributes:
         has_bad: whether something was bad.
@@ -75,12 +74,14 @@ class Transforms:
         ended: Callable[[Record], Record],
         look_closer: Callable[[PlainRecord, Any, Any, Tensor], object],
         differentiated: Callable[[PlainRecord, Differentiated], object],
+        derived: Callable[[PlainRecord, Derived], object],
     ) -> None:
         self._outside, self._ended = known, ended
         self._look_closer, self._differentiated = look_closer, differentiated
         self._live = LiveTensors()
         self._records: list[PlainRecord] = []
         self._first: PlainRecord | None = None  # the backward that first made something bad
+        self._tangents = Tangents(derived)
         self.has_bad = False
         self.count = 0
 
@@ -91,7 +92,7 @@ class Transforms:
             return None
         record = self._records[key.value]
         # Repr: NaN is not equal to itself.
-        return record if repr(_pair_of(tensor)) == repr(record.pair) else None
+        return record if repr(pair_inside(tensor)) == repr(record.pair) else None
 
     def look(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -101,7 +102,7 @@ class Transforms:
         found = []
         for path, each in enumerate(made):
             if isinstance(each, Tensor) and each.is_floating_point():
-                pair = _pair_of(each)
+                pair = pair_inside(each)
                 if pair is not None:
                     found.append((None if made is not result else path, each, pair))
         if not found or (place := _place_of_caller()) is None:
@@ -113,15 +114,18 @@ class Transforms:
         is_bad = not all(math.isfinite(high) for _, _, (_, high) in found)
         self.has_bad |= is_bad
         is_backward = func is torch.autograd.grad
-        # What `jvp` unpacks was made by a derivative of which no call is seen.
-        computes = not is_backward and name_of(func) != "_unpack_dual"
-        is_new = is_bad and computes and not any(map(_is_bad, leaves((args, kwargs))))
+        unpacks = name_of(func) == "_unpack_dual"
+        is_new = is_bad and not (is_backward or unpacks) and not _read_bad(args, kwargs)
         if is_backward and is_bad and self._first is not None:
             args, kwargs = (self._first,), {}
         depths = [-1]
         read = tuple(self._kept(each, depths) for each in args)
+        if unpacks and is_bad and (first := self._tangents.of(read)) is not None:
+            depths = [-1]
+            read, kwargs = (self._kept(first, depths),), {}
         named = {name: self._kept(each, depths) for name, each in kwargs.items()}
         needs = not is_backward and any(each.requires_grad for _, each, _ in found)
+        all_read = read, named
         if max(depths) >= MOST_DEPTH and not needs:  # a node of autograd keeps what led to it
             read, named, depths = self._ending(read), self._ending(named), [-1]
         for position, each, pair in found:
@@ -129,6 +133,8 @@ class Transforms:
             self._live.remember(each, Key(BETWEEN_GRAPHS, len(self._records)))
             self._records.append(record)
             self.count += 1
+            if not unpacks:
+                self._tangents.look(record, each, all_read, args, kwargs)
             if needs and each.requires_grad:
                 note(record, args, kwargs, each, {})
             if is_new and not math.isfinite(pair[1]):
@@ -196,10 +202,12 @@ class Transforms:
             if noted is None or transforms is None or transforms._first is not None:
                 return
             with where_theirs_may_raise(), DisableTorchFunction():  # a gradient may be anything
-                bad = next((each for each in made if _is_bad(each)), None)
+                bad = next((each for each in made if is_not_finite(each)), None)
                 # What it made of bad operands was made bad before.
-                is_first = not any(map(_is_bad, given)) and not _reads_bad(noted[0])
-                if bad is not None and is_first:
+                is_first = not any(map(is_not_finite, given)) and not _reads_bad(noted[0])
+                if bad is None:
+                    transforms._tangents.look_backward(noted[0], made)
+                elif is_first:
                     transforms._first = _backward_of(noted[0], bad)
                     found.append(bad)
 
@@ -208,15 +216,8 @@ class Transforms:
 
 def _backward_of(forward: PlainRecord, made: Tensor) -> PlainRecord:
     """The record of the backward of an operation, which read what that has read."""
-
-    def backward(*args: Any) -> None:
-        """Stands for it: its name is all that is asked for."""
-
-    backward.__name__ = f"backward of {name_of(forward.func)}"
-    pair = _pair_of(made)
-    assert pair is not None
     place = forward.code, forward.last
-    return PlainRecord(backward, *place, forward.args, {}, pair, forward.depth, None, made)
+    return derivative_of("backward", forward.func, place, forward.args, made)
 
 
 def _arrivals(outputs: list[Tensor], given: Any) -> list[Arrival]:
@@ -241,6 +242,10 @@ def _reads_bad(record: PlainRecord) -> bool:
     return any(is_record(each) and not math.isfinite(each.pair[1]) for each in read)
 
 
+def _read_bad(args: Any, kwargs: Any) -> bool:
+    return any(map(is_not_finite, leaves((args, kwargs))))
+
+
 def _nodes_behind(outputs: list[Any]) -> list[Any]:
     todo = [each.grad_fn for each in outputs if isinstance(each, Tensor)]
     seen: dict[Any, None] = {}
@@ -250,19 +255,6 @@ def _nodes_behind(outputs: list[Any]) -> list[Any]:
             seen[node] = None
             todo += [before for before, _ in node.next_functions]
     return list(seen)
-
-
-def _is_bad(value: Any) -> bool:
-    pair = _pair_of(value) if isinstance(value, Tensor) else None
-    return pair is not None and not math.isfinite(pair[1])
-
-
-def _pair_of(tensor: Tensor) -> tuple[float, float] | None:
-    tensor = without_levels(tensor)
-    if (pair := pair_of(tensor)) is not None:
-        return pair
-    found = range_of(tensor)
-    return (found.abs_min, found.abs_max) if isinstance(found, Range) else None
 
 
 def _place_of_caller() -> tuple[CodeType, int] | None:
