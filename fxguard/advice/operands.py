@@ -186,13 +186,30 @@ def _tail(evidence: Evidence, *, of_heads: bool = False) -> str:
         others = f"{more} more {unit}{'s' if more > 1 else ''}"
         is_all = evidence.share == evidence.numel
         text = f"likewise in {f'all {share} {unit}s' if is_all else others}"
-        if not is_all and _is_of_any(evidence):
+        if length == 1 and (alike := evidence.alike) is not None and alike < share:
+            text = _unlike(alike, share - alike, evidence)
+        elif not is_all and _is_of_any(evidence):
             text = f"and {_short(evidence.number)} in {others}"
         where = "" if is_all else shared_place(evidence, of_heads=of_heads)
         found.append(text + (f", {where}" if where else ""))
     elif length > 1 and (head := _head(evidence, of_heads=of_heads)):
         found.append(f"in {head}")
     return f" ({'; '.join(found)})" if found else ""
+
+
+def _unlike(alike: int, others: int, evidence: Evidence) -> str:
+    """The same where some are bad in float64, too, and some are not.
+
+    Args:
+        alike: how many are as the first.
+        others: how many are not.
+        evidence: at the first.
+    """
+    is_finite = evidence.same is not None and math.isfinite(evidence.same)
+    bad = "NaN" if math.isnan(evidence.number) else "inf"
+    told = f"{bad} in float64, too" if is_finite else "finite in float64"
+    same = f"likewise in {alike - 1} more; " if alike > 1 else ""
+    return f"{same}in {others} more element{'s' if others > 1 else ''} it is {told}"
 
 
 def _length_of_rows(evidence: Evidence) -> int:

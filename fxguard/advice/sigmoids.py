@@ -38,18 +38,23 @@ def fix_of_sigmoid(source: Source | None) -> Fix | None:
         for node in ast.walk(function_around(source))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
     )
-    if not any(
-        name in map(ast.unparse, _factors(each.left)) and _is_one_plus(each.right, name)
-        for each in quotients
-    ):
-        return None
-    text = f"take torch.sigmoid({argument}) in place of {name} / (1 + {name}), which is inf / inf"
-    return Fix("exact", f"{text} there")
+    sigmoid, whole = f"torch.sigmoid({argument})", f"{name} / (1 + {name})"
+    for each in quotients:
+        if name not in map(ast.unparse, _factors(each.left)):
+            continue
+        if _is_one_plus(each.right, name):
+            return Fix("exact", f"take {sigmoid} in place of {whole}, which is inf / inf there")
+        if any(_is_one_plus(factor, name) for factor in _factors(each.right)):
+            text = f"with s = {sigmoid}, {whole} is s and 1 / (1 + {name}) is 1 - s: write the "
+            return Fix("exact", f"{text}quotient with s, so that no exp is left: it is inf / inf")
+    return None
 
 
 def _factors(node: ast.expr) -> list[ast.expr]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         return [*_factors(node.left), *_factors(node.right)]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return _factors(node.left)
     return [node]
 
 

@@ -339,9 +339,13 @@ class WholeScript:
             self._beside.pauses = before
 
     def _begin(self) -> int:
-        """Begin a batch that holds nothing; its number, which is that of the optimizer's step."""
+        """Begin a batch that holds nothing; its number, which is that of the optimizer's step.
+
+        Without an optimizer it is that of the backward.
+        """
         recorder = self._guard.recorder
-        recorder.next_number = max(self._reported + 1, *self._steps.values(), 0)
+        steps = [*self._steps.values()] or [self._beside.backwards]
+        recorder.next_number = max(self._reported + 1, *steps)
         number = recorder.begin().number
         try:
             recorder.finish()

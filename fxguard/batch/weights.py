@@ -198,6 +198,11 @@ class WeightGrowth:
         # The number of the first training batch, and the magnitudes of weights then.
         self.first: tuple[int, dict[str, float]] | None = None
 
+    @property
+    def model(self) -> Module | None:
+        """The model, if it is still there."""
+        return self._model()
+
     def note_first(self, batch_number: int) -> None:
         """Note the magnitudes of weights when training begins: once, and not in evaluation."""
         model = self._model()

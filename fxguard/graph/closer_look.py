@@ -80,11 +80,20 @@ def evidence_of(
         wide=_at(wide, made, index),
         needed=None if same is None or not is_float(same) else _needed(same),
         share=len(found),
+        alike=_alike(bad, same, index),
         shared=_shared(found, made),
         masked_row=_reads_masked_row(call, args, kwargs),
         alignment=_alignment(call, args, kwargs),
         not_judged=not_judged,
     )
+
+
+def _alike(bad: Tensor, same: Tensor | None, index: tuple[int, ...]) -> int | None:
+    """How many bad elements are finite in float64 if the first is, or are not if it is not."""
+    if same is None or same.shape != bad.shape:
+        return None
+    finite = same.isfinite()
+    return int((bad & (finite == finite[index])).sum())
 
 
 def evidence_at(

@@ -60,6 +60,9 @@ class Evidence:
     # element is infinite there too; None if not known.
     needed: float | None = None
     share: int = 1  # how many elements of the result are bad
+    # How many of them, too, are finite in float64 on the model's operands, or are not, as the first
+    # is; None if not known.
+    alike: int | None = None
     numel: int = 1  # number of elements of the result
     # The dimensions along which all bad elements have one index: (dimension, index, its size).
     shared: tuple[tuple[int, int, int], ...] = ()

@@ -21,9 +21,9 @@ from fxguard.batch.fingerprints import FingerprintNotes, Fingerprints
 from fxguard.batch.frames import FrameView
 from fxguard.batch.loss import Loss
 from fxguard.batch.model_reference import reference_to
-from fxguard.batch.weights import StandingTensors, WeightGrowth
+from fxguard.batch.weights import GROWTH, StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
-from fxguard.findings import LOSS, Origin
+from fxguard.findings import LOSS, Growth, Origin
 from fxguard.forgiving import or_else
 from fxguard.guard.last_frames import LastFrames
 from fxguard.guard.listeners import Listener, MakeListeners, hears_of_gradients
@@ -38,6 +38,7 @@ from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.source.lines import Place
 from fxguard.steps.known_steps import KnownSteps
+from fxguard.steps.raised_rates import raised_rate_of
 from fxguard.steps.scaled_step import with_scaled_step
 from fxguard.steps.turned_bad import with_last_good
 from fxguard.verdict.report_of import Finished, Judge, ReportOf, glance
@@ -120,9 +121,18 @@ class Recorder:
             max_frames=self.options.max_frames_to_save,
             strict=self.options.strict,
             is_ignored=self.ignores,
-            growth=self.growth.since_first,
+            growth=self.grown,
             additions=[listener.reports for listener in self.listeners],
         )
+
+    def grown(self, factor: float = GROWTH) -> tuple[Growth, ...]:
+        """Weights that are larger by this factor than at first; and the rate of the worst."""
+        found = self.growth.since_first(factor)
+        model = self.growth.model
+        if not found or model is None:
+            return found
+        rate = or_else("", raised_rate_of, model, found[0].name)
+        return replace(found[0], rate=rate), *found[1:]
 
     def listener(self, kind: type[Tool]) -> Tool | None:
         """The tool of one kind that listens; None if none does."""
@@ -330,7 +340,7 @@ class Recorder:
 
     def with_scaled_step(self, report: Report) -> Report:
         """The report, whose best fix is about the step that scaled gradients were left to."""
-        return with_scaled_step(report, self.steps.scaled_step, self.growth.since_first)
+        return with_scaled_step(report, self.steps.scaled_step, self.grown)
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without assembling them."""

@@ -56,7 +56,8 @@ class Names:
         model = self.model
         modules = {id(module): name for name, module in model.named_modules()}
         del modules[id(model)]  # the root's frame is made when the batch ends
-        tensors = {id(p): (Role.WEIGHT, name) for name, p in model.named_parameters()}
+        weights = dict(model.named_parameters())
+        tensors = {id(weight): (Role.WEIGHT, name) for name, weight in weights.items()}
         tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in model.named_buffers()}
         with self._lock:
             self.changes += 1
@@ -67,7 +68,23 @@ class Names:
             self._known = list(map(weakref.ref, model.modules()))
             self._contents = _contents(model.modules())
             self._elements = sum(map(_size_of, model.parameters()))
+        self._leave_with(weight for weight in weights.values() if type(weight) is Tensor)
         self.on_read()
+
+    def _leave_with(self, lent: Iterable[Tensor]) -> None:
+        """Forget the names of weights that ``functional_call`` has lent, as soon as they are gone.
+
+        Others may have their identities then, such as a loss that is computed of the model.
+        """
+        names = weakref.ref(self)
+
+        def gone(identity: int) -> None:
+            if (here := names()) is not None:
+                here._contents = []  # read again at the next call
+                here.tensors.pop(identity, None)
+
+        for weight in lent:
+            weakref.finalize(weight, gone, id(weight)).atexit = False
 
     def _are_the_same(self) -> bool:
         """Whether every module still holds the same objects under the same names.

@@ -177,8 +177,13 @@ class Report(Displayed):
         found = next((origin.fixes for origin in self.origins if not origin.follows), ())
         if not self.grown:
             return found
-        of_form = (each for each in found[:1] if each.text.startswith(text.OF_FORM))
-        return (*of_form, text.BLOWN_UP)
+        of_form = (
+            each
+            for each in found[:1]
+            if each.text.startswith(text.OF_FORM) or text.OF_INPUTS in each.text
+        )
+        rate = self.grown[0].rate
+        return (*of_form, text.bounded_rate(rate) if rate else text.BLOWN_UP)
 
     def _note(self, origin: Origin) -> str:
         return text.because(replace(origin, fixes=()) if self.grown else origin)

@@ -17,8 +17,10 @@ __all__ = [
     "INDENT",
     "NOT_REPEATED",
     "OF_FORM",
+    "OF_INPUTS",
     "absorbed_line",
     "because",
+    "bounded_rate",
     "cause_text",
     "cells",
     "fix_lines",
@@ -36,6 +38,7 @@ INDENT = " " * 18  # the width of two numbers and the blanks around them
 MOST_FIXES = 2  # shown
 # How a fix begins that keeps weights, however large their steps are, where something has a value.
 OF_FORM = ("keep the learned ", "keep the poles ")
+OF_INPUTS = " reads numbers up to "  # what a fix says of data that are far larger than weights
 
 # Prefix of an answer that repeats the number at the end of the operands.
 IN_FLOAT64 = "in float64 it is "
@@ -86,6 +89,11 @@ def cells(row: Row) -> tuple[str, str]:
     if row.abs_min is None or row.abs_max is None:
         return (row.note, row.note)
     return (f"{row.abs_min:.2e}", f"{row.abs_max:.2e}")
+
+
+def bounded_rate(rate: str) -> Fix:
+    """What to do if the learning rate has grown: see :attr:`Growth.rate`."""
+    return Fix("advice", f"bound the learning rate: {rate}")
 
 
 def growth_line(grown: Sequence[Growth]) -> str:

@@ -106,6 +106,7 @@ class Beside:
         operations: runs each operation.
         has_no_model: whether what the script does with a bad number matters, and not what a model
             or its loss does.
+        backwards: how many backward passes have begun.
         handed: the last bad tensors whose numbers Python was given, or that the script has asked
             whether they are finite.
     """
@@ -127,6 +128,7 @@ class Beside:
         self._raised = raised
         self.has_no_model = True
         self._objected = 0
+        self.backwards = 0
         self.handed: Handed | None = None
         self._derived: list[tuple[weakref.ref[Tensor], Handed]] = []  # integers of bad numbers
         self._numbers: dict[int, tuple[float, Handed]] = {}  # that Python was given, by id
@@ -138,7 +140,6 @@ class Beside:
             self.operations.of,
             self._ended,
             self._inside_turned_bad,
-            self._differentiated,
             self._differentiated,
         )
         self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
@@ -383,6 +384,7 @@ class Beside:
             gradient = next((x for x in given if isinstance(x, Tensor)), None)
         self._settle()
         self._reaches(roots, self._backward_begins)
+        self.backwards += func is Tensor.backward
         self._made_in_backward = Found()
         result = func(*args, **kwargs)
         made = [root.grad_fn for root in roots if root.grad_fn is not None]

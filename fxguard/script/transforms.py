@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fxguard.batch.autograd_nodes import metadata_of
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.live_tensors import LiveTensors
 from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import name_of
-from fxguard.measure.func_levels import without_levels
+from fxguard.measure.func_levels import has_levels, without_levels
 from fxguard.script.in_front import Arrival
-from fxguard.script.noted import flat, note, noted_at
+from fxguard.script.noted import NOTED, flat, note, noted_at
 from fxguard.script.operations import (
     INNER,
     MOST_DEPTH,
@@ -38,10 +39,11 @@ from fxguard.script.operations import (
     kind_of_code,
 )
 from fxguard.script.tangents import Derived, Tangents, derivative_of, is_not_finite, pair_inside
-from fxguard.torch_names import DisableTorchFunction
+from fxguard.torch_names import DisableTorchFunction, without_func_level
 
 __all__ = ["Differentiated", "Transforms"]
 
+MOST_OF_ONE = 64  # nodes of autograd that one backward leaves
 MOST_KNOWN = 4096  # results, before half of them are forgotten
 
 
@@ -60,8 +62,8 @@ class Transforms:
         known: gives the record of a tensor outside of them.
         ended: gives a record in the place of one of what is bad, which begins a new chain.
         look_closer: is given the record of what an operation made bad, its arguments and result.
-        differentiated: is given the record of what made a gradient bad first, and its backward.
-        derived: is given the record of what made a derivative of forward mode bad first.
+        differentiated: is given the record of what made a derivative bad first, and its backward,
+            or for forward mode the operation.
 
     Attributes:
         has_bad: whether something was bad.
@@ -73,15 +75,14 @@ class Transforms:
         known: Callable[[Tensor], Record | None],
         ended: Callable[[Record], Record],
         look_closer: Callable[[PlainRecord, Any, Any, Tensor], object],
-        differentiated: Callable[[PlainRecord, Differentiated], object],
-        derived: Callable[[PlainRecord, Derived], object],
+        differentiated: Callable[[PlainRecord, Differentiated | Derived], object],
     ) -> None:
         self._outside, self._ended = known, ended
         self._look_closer, self._differentiated = look_closer, differentiated
         self._live = LiveTensors()
         self._records: list[PlainRecord] = []
         self._first: PlainRecord | None = None  # the backward that first made something bad
-        self._tangents = Tangents(derived)
+        self._tangents = Tangents(differentiated)
         self.has_bad = False
         self.count = 0
 
@@ -137,6 +138,7 @@ class Transforms:
                 self._tangents.look(record, each, all_read, args, kwargs)
             if needs and each.requires_grad:
                 note(record, args, kwargs, each, {})
+                _note_further_in(record, each)
             if is_new and not math.isfinite(pair[1]):
                 self._look_closer(record, args, kwargs, each)
 
@@ -207,6 +209,7 @@ class Transforms:
                 is_first = not any(map(is_not_finite, given)) and not _reads_bad(noted[0])
                 if bad is None:
                     transforms._tangents.look_backward(noted[0], made)
+                    _note_backward(noted[0], made)
                 elif is_first:
                     transforms._first = _backward_of(noted[0], bad)
                     found.append(bad)
@@ -218,6 +221,39 @@ def _backward_of(forward: PlainRecord, made: Tensor) -> PlainRecord:
     """The record of the backward of an operation, which read what that has read."""
     place = forward.code, forward.last
     return derivative_of("backward", forward.func, place, forward.args, made)
+
+
+def _note_further_in(record: PlainRecord, result: Tensor) -> None:
+    """Note an operation at the nodes that it has left for transforms around the one that runs."""
+    while has_levels(result):
+        result = without_func_level(result)
+        if result.grad_fn is not None and noted_at(result.grad_fn) is None:
+            metadata_of(result.grad_fn)[NOTED] = record, {}
+
+
+def _note_backward(of: PlainRecord, made: Iterable[Any]) -> None:
+    """Note the backward of an operation at the nodes of autograd that it has left, if any.
+
+    They are those of a backward of this backward: of a gradient of gradients.
+    """
+    for each in made:
+        while isinstance(each, Tensor):
+            node = each.grad_fn
+            if node is not None and noted_at(node) is None:
+                _note_new(_backward_of(of, each), node)
+            each = without_func_level(each) if has_levels(each) else None
+
+
+def _note_new(record: PlainRecord, node: Any) -> None:
+    """Note a record at a node, and at those before it of which nothing is known."""
+    todo = [node]
+    for _ in range(MOST_OF_ONE):
+        node = todo.pop() if todo else None
+        if node is None:
+            return
+        if noted_at(node) is None and not hasattr(node, "variable"):
+            metadata_of(node)[NOTED] = record, {}
+            todo += [before for before, _ in node.next_functions]
 
 
 def _arrivals(outputs: list[Tensor], given: Any) -> list[Arrival]:

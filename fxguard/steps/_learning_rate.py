@@ -24,7 +24,7 @@ from fxguard.source.pure_numbers import BadPartError, bad_part
 from fxguard.source.syntax import tree_of, tree_of_file
 from fxguard.steps._own_schedule import bad_part_at
 
-__all__ = ["reason_of", "schedule_of"]
+__all__ = ["function_of", "lines_that_set_it", "reason_of", "schedule_of"]
 
 RATE = "lr"
 MOST_LINES = 8  # that set a learning rate
@@ -49,7 +49,7 @@ def schedule_of(optimizer: Optimizer) -> str:
                 return step + _by_function(scheduler, rates)
     if not math.isfinite(float(optimizer.defaults.get(RATE, 0.0))):
         return f"{type(optimizer).__name__} was made with it"
-    lines = [*_lines_that_set_it()]
+    lines = [*lines_that_set_it()]
     if len(lines) != 1:
         return ""
     source = source_at(lines[0])
@@ -74,7 +74,7 @@ def reason_of(optimizer: Optimizer) -> str:
                     found = bad_part(function, scheduler.last_epoch, entry=_entry)
                 if found is not None:
                     return _in_words(found)
-    for line in itertools.islice(_lines_that_set_it(), MOST_LINES):
+    for line in itertools.islice(lines_that_set_it(), MOST_LINES):
         if (found := bad_part_at(source_at(line))) is not None:
             return _in_words(found)
     return ""
@@ -120,13 +120,20 @@ def _by_function(scheduler: LRScheduler, rates: list[float]) -> str:
     """The script's function that computed the first rate that is not finite."""
     functions = getattr(scheduler, "lr_lambdas", ())
     for function, rate in zip(functions, rates, strict=False):
-        code = getattr(function, "__code__", None)
-        if not math.isfinite(rate) and isinstance(code, CodeType):
-            place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+        if not math.isfinite(rate) and (by := function_of(function)):
             zeros = [f"{name} = 0" for name, value in _read_by(function) if value == 0]
             reads = f", which reads {' and '.join(zeros)}" if zeros else ""
-            return f", by `{code.co_name.strip('<>')}` ({place}){reads}"
+            return f", {by}{reads}"
     return ""
+
+
+def function_of(function: Any) -> str:
+    """``by `rate` (train.py:12)``; "" if it is not the script's."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return ""
+    place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+    return f"by `{code.co_name.strip('<>')}` ({place})"
 
 
 def _read_by(function: Any) -> Iterator[tuple[str, float]]:
@@ -137,7 +144,7 @@ def _read_by(function: Any) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def _lines_that_set_it() -> Iterator[tuple[str, int]]:
+def lines_that_set_it() -> Iterator[tuple[str, int]]:
     """The lines that set a group's learning rate, in the files of functions that are running."""
     files: dict[str, None] = {}
     frame: FrameType | None = sys._getframe(1)

@@ -27,6 +27,7 @@ __all__ = [
     "with_counts",
 ]
 
+OF_NO_NUMBERS = ("_like",)  # what operations are called that read a shape
 MOST_STEPS = 3  # named in a climb
 LEAST_GROWTH = 1.5  # worth telling
 SUDDEN = 1e6  # growth in one operation that is a cause, and not a part of one
@@ -148,7 +149,7 @@ def way_back(flow: DataFlow, blame: Blame, beyond: Beyond) -> Iterator[Back]:
             flow, value = before_flow
             continue
         step = flow.steps[index]
-        operand = _largest(flow, step)
+        operand = None if step.kind.endswith(OF_NO_NUMBERS) else _largest(flow, step)
         if operand is not None and (before := _magnitude(flow, operand)):
             yield Back(flow, step, operand, before, _magnitude(flow, value) or 0.0)
         value = operand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ UNSCALED = 100.0  # times a weight, from which an input is large
 RAW = 1000.0  # the same where the layer that reads it overflows itself, as few do but in 16 bits
 WHITE = 255.0  # the largest of pixels that nobody has divided
 MADE_OF_DATA = frozenset(["arange", "as_tensor", "from_numpy", "full", "linspace", "tensor"])
+PRODUCTS = frozenset(["addmm", "dot", "linear", "matmul", "mm", "mul", "mv"])
 READERS = LAYERS - {"embedding", "layer_norm"}
 
 
@@ -100,7 +102,7 @@ def fixes_of_factors(
 
 def _of_updates(way: Sequence[Back]) -> Iterator[Fix]:
     """Updates at one line that made a number larger each time it ran."""
-    for back in way:
+    for index, back in enumerate(way):
         step = back.step
         if step.kind not in UPDATES or step.source is None:
             continue
@@ -110,6 +112,7 @@ def _of_updates(way: Sequence[Back]) -> Iterator[Fix]:
         if rate is None or len(finite) < 2 or finite[-1] < DIVERGED * min(finite):
             continue
         name = target_of(step.source) or "the weights"
+        yield from itertools.islice(_of_data(way[:index]), 1)
         what = f"the learning rate, {rate}" if rate else "the learning rate"
         yield Fix(
             "advice",
@@ -117,6 +120,40 @@ def _of_updates(way: Sequence[Back]) -> Iterator[Fix]:
             f"{min(finite):.2g} to {finite[-1]:.2g}",
         )
         return
+
+
+def _of_data(way: Sequence[Back]) -> Iterator[Fix]:
+    """Data far larger than weights, by which what updates change is multiplied."""
+    for back in way:
+        step = back.step
+        if plain(step.kind) not in PRODUCTS or step.source is None:
+            continue
+        for value in step.inputs:
+            largest = 0.0 if value == back.operand else _magnitude(back.flow, value) or 0.0
+            if largest < UNSCALED or _is_updated(back.flow, value):
+                continue
+            name = argument_read(step.source) or "the data"
+            yield Fix(
+                "advice",
+                f"scale {name}, such as by its mean and deviation: {plain(step.kind)} "
+                f"({step.source.place}) reads numbers up to {largest:.3g}, and a gradient grows "
+                "with their square",
+            )
+
+
+def _is_updated(flow: DataFlow, value: int) -> bool:
+    """Whether updates have led to a value, as they do to what is computed of weights."""
+    makers = {made: step for step in flow.steps for made in step.outputs}
+    todo, seen = [value], set[int]()
+    while todo:
+        step = makers.get(todo.pop())
+        if step is None or step.outputs[0] in seen:
+            continue
+        if step.kind in UPDATES and step.source is not None and rate_in(step.source) is not None:
+            return True
+        seen.add(step.outputs[0])
+        todo += step.inputs
+    return False
 
 
 def _at_same_line(flow: DataFlow, step: Step) -> list[int]:

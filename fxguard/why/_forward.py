@@ -126,6 +126,9 @@ class Why:
             every = "both" if samples.count == 2 else f"all {samples.count}"
             yield f"{every} samples fail: not one sample's data"
             return
+        if 2 * len(rows) > samples.count:
+            yield f"{len(rows)} of {samples.count} samples fail: not one sample's data"
+            return
         index = samples.index(rows, healthy)
         found = on_others(self.batch, self.flow, self.key, samples.given(index), index)
         if found is None:

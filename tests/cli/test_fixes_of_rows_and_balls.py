@@ -115,6 +115,17 @@ FIRST = {
         "Net()(torch.randn(6, 2)).sum().backward()\n",
         "take torch.sigmoid(x) in place of e / (1 + e)",
     ),
+    "the derivative of a swish in a model": (
+        "class Swish(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+        "        ctx.save_for_backward(x)\n        return F.silu(x)\n    @staticmethod\n"
+        "    def backward(ctx, g):\n        x, = ctx.saved_tensors\n        e = torch.exp(x)\n"
+        "        return g * e * (1 + e + x) / (1 + e) ** 2\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.lin = nn.Linear(2, 3)\n    def forward(self, x):\n"
+        "        return Swish.apply(self.lin(x) * 400)\n"
+        "Net()(torch.randn(6, 2)).sum().backward()\n",
+        "with s = torch.sigmoid(x), e / (1 + e) is s and 1 / (1 + e) is 1 - s",
+    ),
     "a partial likelihood": (
         "risk = nn.Linear(2, 1)(torch.randn(30, 2)).squeeze(-1) * 1e3\n"
         "total = torch.cumsum(torch.exp(risk), 0)\n(torch.log(total) - risk).mean().backward()\n",
@@ -219,6 +230,18 @@ TWINS = {
         "w = nn.Parameter(torch.zeros(3, 4))\nn = w / w.abs().amax(1, keepdim=True)\n"
         "(torch.randn(5, 4) @ n.t()).mean().backward()\n",
         "bound the scale",
+    ),
+    "a variance that rounding has made negative": (
+        "v = torch.full((3, 4), 0.5, requires_grad=True)\n"
+        "torch.sqrt(1 - (v * 1.0000001).pow(2).sum(1)).sum().backward()\n",
+        "unit ball",
+    ),
+    "what data leave of a variance": (
+        "x = torch.linspace(0, 1, 8)[:, None]\nk = torch.exp(-((x - x.t()) ** 2))\n"
+        "left = torch.linalg.cholesky(k + 1e-3 * torch.eye(8))\n"
+        "v = torch.linalg.solve_triangular(left, k * 1.1, upper=False)\n"
+        "var = 1 - (v**2).sum(0)\nprint(var.sqrt().sum().item())\n",
+        "unit ball",
     ),
     "a probability above 1": (
         "p = torch.tensor([0.3, 1.2], requires_grad=True)\ntorch.log(1 - p).sum().backward()\n",

@@ -19,6 +19,20 @@ EndsAsEver = Callable[[str], str]
 
 HEAD = "import torch\nfrom torch import nn\nfrom torch.func import *\ntorch.manual_seed(0)\n"
 
+SOLUTION = (
+    "net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))\n"
+    "def u(x):\n"
+    "    r = torch.sqrt(x[0] ** 2 + x[1] ** 2)\n"
+    "    return net(x).squeeze() * r\n"
+)
+TRAINS = (
+    "opt = torch.optim.Adam(net.parameters(), 1e-3)\n"
+    "points = torch.rand(8, 2)\npoints[3] = 0\n"
+    "for step in range(2):\n"
+    "    loss = vmap(residual)(points).pow(2).mean()\n"
+    "    opt.zero_grad()\n    loss.backward()\n    opt.step()\n    print(loss.item())\n"
+)
+
 # What is wrong, and the first line of the verdict.
 WRONG = {
     "vmap": (
@@ -63,6 +77,60 @@ WRONG = {
         "def f(w):\n    return (w - w) / (w - w).sum()\n"
         "print(jvp(f, (torch.ones(2),), (torch.ones(2),))[0].sum().item())\n",
         "div made NaN (script.py:6)",
+    ),
+    "a derivative of forward mode": (
+        "def f(w):\n    return (w * w).sum().sqrt() * w.sum()\n"
+        "print(jacfwd(f)(torch.zeros(2)).sum().item())\n",
+        "derivative of sqrt made NaN (script.py:6): its derivative is infinite there",
+    ),
+    "a derivative of samples": (
+        "def f(w):\n    return torch.acos(w).sum()\n"
+        "print(vmap(jacfwd(f))(torch.ones(4, 2)).sum().item())\n",
+        "derivative of acos made",
+    ),
+    "a pushforward": (
+        "def f(w):\n    h = w.relu()\n    return h.sqrt()\n"
+        "print(jvp(f, (-torch.ones(3),), (torch.ones(3),))[1].sum().item())\n",
+        "derivative of sqrt made",
+    ),
+    "a second derivative": (
+        "def f(w):\n    return w.pow(1.5).sum()\nprint(hessian(f)(torch.zeros(2)).sum().item())\n",
+        "derivative of backward of pow made",
+    ),
+    "a backward of a second derivative": (
+        "def f(w):\n    return w.square().sum().sqrt()\n"
+        "print(hessian(f)(torch.zeros(2)).sum().item())\n",
+        "backward of sqrt made inf (script.py:6): its derivative is infinite there",
+    ),
+    "a gradient of a gradient": (
+        "def f(w):\n    return (w.abs() + 0.0).pow(1.5) + w\n"
+        "print(vmap(grad(grad(f)))(torch.linspace(0, 1, 4)).sum().item())\n",
+        "backward of backward of pow made NaN (script.py:6)",
+    ),
+    "a gradient of a gradient of a module": (
+        "net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))\n"
+        "params = dict(net.named_parameters())\n"
+        "def u(p, x):\n"
+        "    return functional_call(net, p, (x[None],))[0] * (x + 0.0) ** 1.5\n"
+        "def residual(p, x):\n    return grad(grad(u, 1), 1)(p, x)\n"
+        "opt = torch.optim.SGD(net.parameters(), 1e-2)\n"
+        "for step in range(2):\n"
+        "    x = torch.linspace(0, 1, 4)\n"
+        "    loss = vmap(residual, (None, 0))(params, x).square().mean()\n"
+        "    opt.zero_grad()\n    loss.backward()\n    opt.step()\n    print(loss.item())\n",
+        "backward of backward of pow made inf (script.py:8)",
+    ),
+    "a loss that transforms made of a module": (
+        f"{SOLUTION}def residual(x):\n    return torch.trace(hessian(u)(x))\n{TRAINS}",
+        "backward of sqrt made",
+    ),
+    "a gradient of a module": (
+        f"{SOLUTION}def residual(x):\n    return grad(u)(x).sum()\n{TRAINS}",
+        "backward of sqrt made",
+    ),
+    "a Jacobian of a module in forward mode": (
+        f"{SOLUTION}def residual(x):\n    return jacfwd(u)(x).sum()\n{TRAINS}",
+        "derivative of sqrt made NaN (script.py:7): its derivative is infinite there",
     ),
     "behind a transform": (
         "def loss(w, x):\n"
@@ -174,6 +242,24 @@ LOOKED_AT = {  # script, numbers, fix
         CHOSEN,
     ),
     "a backward for each sample": (DISTANCE, "sqrt(0.0); grad of output -", "+ 1e-12)"),
+    "a Jacobian in forward mode": (
+        "def f(w):\n    return (w * w).sum().sqrt()\n"
+        "print(jacfwd(f)(torch.zeros(2)).sum().item())\n",
+        "  sqrt(0.0)\n",
+        "sqrt((w * w).sum() + 1e-12)",
+    ),
+    "a Jacobian for each sample": (
+        "def f(w):\n    return torch.sqrt(w[0] ** 2 + w[1] ** 2)\n"
+        "x = torch.rand(5, 2)\nx[2] = 0\nprint(vmap(jacrev(f))(x).sum().item())\n",
+        "  sqrt(0.0); grad of output 1.0",
+        "sqrt(w[0] ** 2 + w[1] ** 2 + 1e-12)",
+    ),
+    "samples of samples": (
+        "def f(x, y):\n    return (x - y) / (x - y).abs()\n"
+        "x = torch.arange(3.0)\nprint(vmap(vmap(f, (None, 0)), (0, None))(x, x).sum().item())\n",
+        "  0.0 / 0.0",
+        "choose the divisor",
+    ),
 }
 
 
@@ -222,15 +308,16 @@ def test_random_numbers_of_samples(run_here: RunHere) -> None:
     assert "grad of output" not in ran.err.splitlines()[2], ran.err
 
 
-def test_samples_of_samples(run_here: RunHere) -> None:
-    """Which of them is bad is not looked up; the operation is named."""
+def test_the_sample_of_samples_is_the_first_bad_one(run_here: RunHere) -> None:
+    """Its operands are those of one pair."""
     text = (
-        "def f(x, y):\n    return (x - y) / (x - y).abs()\n"
-        "x = torch.arange(3.0)\nprint(vmap(vmap(f, (None, 0)), (0, None))(x, x).sum().item())\n"
+        "def f(x, y):\n    return torch.log(x * y - 6)\n"
+        "x, y = torch.tensor([4.0, 2.0]), torch.tensor([5.0, 3.0])\n"
+        "print(vmap(vmap(f, (None, 0)), (0, None))(x, y).sum().item())\n"
     )
     ran = run_here(HEAD + text)
-    assert ran.status == 3
-    assert ran.err.startswith("div made NaN (script.py:6)")
+    assert ran.err.startswith("log made -inf (script.py:6): log of zero"), ran.err
+    assert "  log(0.0)" in ran.err
 
 
 RIGHT = {
@@ -253,6 +340,11 @@ RIGHT = {
     "an intended mask": "def f(x):\n"
     "    return x.masked_fill(x > 0, -float('inf')).softmax(-1)\n"
     "print(vmap(f)(torch.tensor([[1.0, -1.0, -2.0]])).sum().item())\n",
+    "a derivative that is left out": "def f(x):\n"
+    "    return torch.where(x > 0, x.abs().sqrt(), x).sum()\n"
+    "print(jvp(f, (torch.tensor([0.0, 1.0]),), (torch.ones(2),))[1].item())\n",
+    "a loss of a module": f"{SOLUTION}def residual(x):\n    return torch.trace(hessian(u)(x))\n"
+    + TRAINS.replace("points[3] = 0", "points += 1"),
     "what is left out": "def f(x):\n"
     "    return torch.where(x > 0, x.log(), 0.0)\n"
     "print(vmap(f)(torch.tensor([0.0, 1.0])).sum().item())\n",
