@@ -16,6 +16,7 @@ from fxguard.advice.diagonals import is_of_diagonal, words_of_diagonal
 from fxguard.advice.entries import is_entry_of_table, words_of_table
 from fxguard.advice.exponents_of_zero import log_of_zero, words_of_log
 from fxguard.advice.frequencies import frequencies, words_of_frequencies
+from fxguard.advice.grids import words_of_grid
 from fxguard.advice.limits import limit_of, words_of_limit
 from fxguard.advice.one_maximum import differences_behind, one_maximum, words_of_maximum
 from fxguard.advice.other_groups import (
@@ -269,7 +270,7 @@ def _counted(case: Case) -> Mapping[str, str]:
 
 ZERO_RULES = (
     Rule("zero divisor, singular gradient", _LOG | _POWERS | _ROOTS | _DIVISIONS, "advice",
-         "put 1 on the diagonal of {c.bare} before {c.name}, as by + torch.eye({n}): each meets "
+         "put 1 on the diagonal of {c.bare} before {c.name}, as by + {eye}: each meets "
          "itself there; and mask these terms behind it (a mask alone is too late: 0 * inf is NaN)",
          is_of_diagonal, words=words_of_diagonal),
     Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
@@ -474,6 +475,10 @@ ZERO_RULES = (
          "keep {table} away from 0 where it is made{place}, by clamp(min=1e-4), or leave out its "
          "entry that is 0: as two times that are equal, or the end of a schedule", _is_schedule,
          words=words_of_table),
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "begin {grid} above 0, or multiply by {point} what is divided by it, as of an equation: "
+         "at {point} = 0 it has no value, and a where or an eps would give it a wrong one",
+         lambda c: bool(words_of_grid(c)), words=words_of_grid),
     Rule("zero divisor", _DIVISIONS, "advice",
          "give what was counted 0 times the weight 0, by where({c.divisor} == 0, 0, ... / "
          "{c.divisor}.clamp(min=1)){defined}; a clamp alone gives it the largest",

@@ -5,11 +5,12 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fxguard.advice._patterns import made_by
 from fxguard.advice.case import Case
 from fxguard.graph.poles import plain
+from fxguard.plan.plan import Step
 
 __all__ = ["is_of_diagonal", "words_of_diagonal"]
 
@@ -31,18 +32,31 @@ def is_of_diagonal(case: Case) -> bool:
 
 
 def _is_of_differences(case: Case) -> bool:
+    behind = list(_behind(case))
+    return bool(behind) and _is_difference(behind[-1])
+
+
+def _behind(case: Case) -> Iterator[Step]:
+    """The operations on the way back to the differences of pairs."""
     value = case.around.culprit
     for _ in range(MOST_STEPS):
         step = made_by(case.around, value)
         if step is None or not step.inputs:
-            return False
-        if plain(step.kind) == "cdist" or (plain(step.kind) == "sub" and len(step.inputs) == 2):
-            return True
+            return
+        yield step
+        if _is_difference(step):
+            return
         value = step.inputs[0]
-    return False
+
+
+def _is_difference(step: Step) -> bool:
+    return plain(step.kind) == "cdist" or (plain(step.kind) == "sub" and len(step.inputs) == 2)
 
 
 def words_of_diagonal(case: Case) -> Mapping[str, str]:
-    """``{"n": "10"}``."""
+    """``{"eye": "torch.eye(10)"}``; with one dimension more if the sum over features keeps it."""
     evidence = case.evidence
-    return {"n": str(evidence.numel // evidence.share) if evidence is not None else "n"}
+    size = str(evidence.numel // evidence.share) if evidence is not None else "n"
+    codes = (each.source.code for each in _behind(case) if each.source is not None)
+    keeps = any("keepdim=True" in code for code in codes)
+    return {"eye": f"torch.eye({size})" + ("[..., None]" if keeps else "")}

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from fxguard.advice.case import Case
+from fxguard.advice.written_operands import written_operand
 from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
 from fxguard.source.named import operand_text
@@ -57,7 +58,10 @@ def _entry_behind(case: Case) -> Step | None:
 
 def _table_in(case: Case, entry: Step) -> str:
     """The name of the table, by what divides, or by what takes the entry; "" if there is none."""
-    texts = (case.bare, case.bare.removesuffix(".sqrt()"), operand_text(case.bare, "sqrt"))
+    texts = [case.bare, case.bare.removesuffix(".sqrt()"), operand_text(case.bare, "sqrt")]
+    root = case.around.maker_of(case.around.culprit or 0)
+    if root is not None and plain(root.kind) == "sqrt":
+        texts.append(written_operand(root))
     matches = (_ENTRY.fullmatch(each) for each in texts)
     found = next((each[1] for each in matches if each is not None), "")
     code = "" if entry.source is None else entry.source.code.partition(" = ")[2]

@@ -123,6 +123,7 @@ class OutermostModules:
                     self.options, self.losses, self.on_report, self._of_no_model
                 )
                 self._withheld.made_beside = self.script.instead
+                self._withheld.steps_made = self.script.steps_made
         self._original = Module.__call__
         Module.__call__ = self._make_call(self._original)  # type: ignore[method-assign]
         self._own_calls.begin()

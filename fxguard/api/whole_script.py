@@ -135,6 +135,12 @@ class WholeScript:
         """How many operations could not be looked at."""
         return self._beside.unseen
 
+    def steps_made(self) -> int | None:
+        """How many steps the optimizer has made that has made most; None if there is none."""
+        if not self._steps:
+            return 0 if self._groups() else None
+        return max(self._steps.values())
+
     def close(self) -> None:
         """Stop watching."""
         if self._is_open:

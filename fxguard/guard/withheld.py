@@ -43,6 +43,8 @@ class Withheld:
         self.has_model = False  # whether a module with parameters has been called
         # What a script has computed beside its models, where a report is on what they were given.
         self.made_beside: Callable[[Report], Report | None] = lambda report: None
+        # How many steps the script's optimizers have made; None if it has none.
+        self.steps_made: Callable[[], int | None] = lambda: None
         self._reports: deque[tuple[LateOutputs, Report]] = deque(maxlen=KEPT)  # what was returned
         self._said = Seen()
         self._range_tests: set[tuple[str, int]] = set()  # loops that were noted
@@ -102,7 +104,19 @@ class Withheld:
         self._here.read = next(found, None)
 
     def instead(self, report: Report) -> Report:
-        """What to report of a model with parameters: what was withheld, if that is what it read."""
+        """What to report of a model with parameters: what was withheld, if that is what it read.
+
+        The optimizer's step is told where it is not the number of the batch: a model may be called
+        several times in a step.
+        """
+        found = self._instead(report)
+        nothing: int | None = None
+        steps = or_else(nothing, self.steps_made) if found.optimizer_step is None else None
+        return (
+            found if steps in (None, found.batch_number) else replace(found, optimizer_step=steps)
+        )
+
+    def _instead(self, report: Report) -> Report:
         if (beside := self.made_beside(report)) is not None:
             return beside
         if not self._reports or report.phase not in ("data", "loss"):

@@ -68,7 +68,7 @@ def fix_of_hidden(found: HiddenAfter) -> Fix | None:
     give += _other_side(found)
     return Fix(
         "advice",
-        f"put the {what} before the arithmetic: {give}; {hider} hides only the result: the "
+        f"put a {what} before the arithmetic, too: {give}; {hider} hides only the result: the "
         f"backward is 0 * {bad}",
     )
 

@@ -18,7 +18,8 @@ NET = (
 )
 TRAIN = (
     "opt = torch.optim.{opt}\n{schedule}\nfor step in range(400):\n"
-    "    loss = F.mse_loss(net(x), y)\n    opt.zero_grad()\n    loss.backward()\n    opt.step()\n    {steps}\n"
+    "    loss = F.mse_loss(net(x), y)\n    opt.zero_grad()\n    loss.backward()\n"
+    "    opt.step()\n    {steps}\n"
 )
 SGD = "SGD(net.parameters(), lr=0.05)"
 LAMBDA = "sched = torch.optim.lr_scheduler.LambdaLR(opt, {})"

@@ -235,7 +235,7 @@ FIRST = {
     ),
     "rows that are chosen behind it": (
         LAGS.format("(b * torch.exp(-b * lag))[torch.arange(1, 40), torch.arange(39)]"),
-        "put the mask before the arithmetic",
+        "put a mask before the arithmetic",
     ),
     "Sinkhorn of numbers that vanish": (
         SINKHORN.format(

@@ -101,4 +101,4 @@ def test_what_made_it_is_named(run_here: RunHere, name: str) -> None:
 def test_what_was_given_is_to_be_put_away_before(run_here: RunHere, name: str) -> None:
     err = run_here(HEAD + GIVEN[name]).err
     assert err.startswith("backward of "), err
-    assert "put the where before the arithmetic" in err
+    assert "put a where before the arithmetic" in err

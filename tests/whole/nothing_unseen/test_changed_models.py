@@ -119,3 +119,19 @@ def test_without_names_read_again_the_check_fails(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Names, "read", only_once)
     with pytest.raises(AssertionError, match=r"^exp made"):
         check_change(added_with_a_break, EAGER)
+
+
+def test_lent_weights_take_their_names_along() -> None:
+    """Another tensor may have their identities when they are gone, such as a loss."""
+    model = Tame()
+    names = Names(model, lambda: None)
+    model.register_forward_pre_hook(lambda *_: names.read())
+    model(torch.ones(1, 4))
+    own = dict(names.tensors)
+    lent = {name: weight * 2 for name, weight in model.named_parameters()}
+    torch.func.functional_call(model, lent, (torch.ones(1, 4),))
+    assert names.tensors.keys() == {id(weight) for weight in lent.values()}
+    del lent
+    assert not names.tensors
+    model(torch.ones(1, 4))
+    assert names.tensors == own
