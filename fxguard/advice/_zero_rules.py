@@ -472,13 +472,13 @@ ZERO_RULES = (
          "or where: its logarithm is multiplied by {c.dividend}, and 0 * inf is NaN",
          zeros.is_ratio_in_divergence),
     Rule("zero divisor", _DIVISIONS, "advice",
-         "keep {table} away from 0 where it is made{place}, by clamp(min=1e-4), or leave out its "
-         "entry that is 0: as two times that are equal, or the end of a schedule", _is_schedule,
-         words=words_of_table),
-    Rule("zero divisor", _DIVISIONS, "advice",
          "begin {grid} above 0, or multiply by {point} what is divided by it, as of an equation: "
          "at {point} = 0 it has no value, and a where or an eps would give it a wrong one",
          lambda c: bool(words_of_grid(c)), words=words_of_grid),
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "keep {table} away from 0 where it is made{place}, by clamp(min=1e-4), or leave out its "
+         "entry that is 0: as two times that are equal, or the end of a schedule", _is_schedule,
+         words=words_of_table),
     Rule("zero divisor", _DIVISIONS, "advice",
          "give what was counted 0 times the weight 0, by where({c.divisor} == 0, 0, ... / "
          "{c.divisor}.clamp(min=1)){defined}; a clamp alone gives it the largest",

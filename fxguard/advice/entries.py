@@ -9,10 +9,9 @@ import re
 from collections.abc import Mapping
 
 from fxguard.advice.case import Case
-from fxguard.advice.written_operands import written_operand
 from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
-from fxguard.source.named import operand_text
+from fxguard.source.named import operand_text, operand_texts
 
 __all__ = ["is_entry_of_table", "words_of_table"]
 
@@ -60,8 +59,10 @@ def _table_in(case: Case, entry: Step) -> str:
     """The name of the table, by what divides, or by what takes the entry; "" if there is none."""
     texts = [case.bare, case.bare.removesuffix(".sqrt()"), operand_text(case.bare, "sqrt")]
     root = case.around.maker_of(case.around.culprit or 0)
-    if root is not None and plain(root.kind) == "sqrt":
-        texts.append(written_operand(root))
+    if root is not None and plain(root.kind) == "sqrt" and root.source is not None:
+        roots = operand_texts(root.source.code, "sqrt")
+        entries = [each for each in roots if _ENTRY.fullmatch(each)]
+        texts += entries if len(entries) == 1 else []
     matches = (_ENTRY.fullmatch(each) for each in texts)
     found = next((each[1] for each in matches if each is not None), "")
     code = "" if entry.source is None else entry.source.code.partition(" = ")[2]

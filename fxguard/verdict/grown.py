@@ -25,6 +25,7 @@ from fxguard.verdict.explain import Back, Beyond, way_back
 __all__ = ["fixes_of_factors", "fixes_of_growth", "fixes_of_updates"]
 
 UPDATES = frozenset(["add", "add_", "addcdiv_", "addcmul_", "index_add_", "lerp_", "sub", "sub_"])
+MOST_STEPS = 256  # in one walk
 DIVERGED = 100.0  # how much larger updates have made a number
 UNSCALED = 100.0  # times a weight, from which an input is large
 RAW = 1000.0  # the same where the layer that reads it overflows itself, as few do but in 16 bits
@@ -156,6 +157,20 @@ def _is_updated(flow: DataFlow, value: int) -> bool:
     return False
 
 
+def _is_of_no_weight(flow: DataFlow, value: int) -> bool:
+    """Whether a script has computed a value of what it made itself, and of nothing learned."""
+    makers = {made: step for step in flow.steps for made in step.outputs}
+    todo, seen = [value], set[int]()
+    while todo:
+        value = todo.pop()
+        step = makers.get(value)
+        if step is None or flow.values[value].needs_gradient or len(seen) > MOST_STEPS:
+            return False
+        seen.add(value)
+        todo += [each for each in step.inputs if each not in seen]
+    return True
+
+
 def _at_same_line(flow: DataFlow, step: Step) -> list[int]:
     same = [x for x in flow.steps if (x.kind, x.source) == (step.kind, step.source)]
     return [value for each in same for value in each.outputs]
@@ -173,6 +188,7 @@ def _of_inputs(
     first = way[layers[-1]]
     behind = [back.step for back in way[layers[-1] + 1 :]]
     is_data = all(is_passed(step) or plain(step.kind) in MADE_OF_DATA for step in behind)
+    is_data = is_data or _is_of_no_weight(first.flow, first.operand)
     others = [_magnitude(first.flow, x) for x in first.step.inputs if x != first.operand]
     largest = max(filter(None, others), default=0.0)
     role = first.flow.values[first.operand].role

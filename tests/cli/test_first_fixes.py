@@ -482,8 +482,8 @@ HIDDEN = {
     "squares of which a part is taken": (
         "net = torch.nn.Linear(3, 1)\nx, y = torch.randn(6, 3), torch.randn(6)\n"
         "y[4] = math.nan\nerr = (net(x)[:, 0] - y) ** 2\nerr[~y.isnan()].mean().backward()\n",
-        "put a mask before the arithmetic, too: give sub (script.py:7) a harmless number in place of "
-        "NaN; getitem (script.py:8) hides only the result",
+        "put a mask before the arithmetic, too: give sub (script.py:7) a harmless number in place "
+        "of NaN; getitem (script.py:8) hides only the result",
     ),
     "a likelihood of saturated actions": (
         "net = torch.nn.Linear(3, 1)\no = torch.randn(6, 3)\n"

@@ -68,6 +68,12 @@ FIRST = {
         HOUSES + DESCENT.format(lr=0.01, product="x @ w + b"),
         "scale x, such as by its mean and deviation: matmul (script.py:",
     ),
+    "houses, by a weight without a module": (
+        HOUSES + "w = torch.zeros(2, requires_grad=True)\nopt = torch.optim.SGD([w], lr=0.01)\n"
+        "for step in range(200):\n    opt.zero_grad()\n"
+        "    F.mse_loss(x @ w, y[:, 0]).backward()\n    opt.step()\n",
+        "scale x, such as by its mean and deviation: matmul (script.py:",
+    ),
     "houses, in a function": (
         HOUSES
         + "def predict(z, w):\n    return torch.mm(z, w)\n"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from support.programs import IMPORTS
+
 RunHere = Callable[[str], Any]
 
 HEAD = "import torch, torch.nn.functional as F\ntorch.manual_seed(0)\n"
@@ -141,3 +143,28 @@ def test_an_operand_that_is_long_is_not_taken_for_another_one(run_here: RunHere)
     assert "division by zero" in said
     assert "`c`" not in said
     assert "c == 0" not in said
+
+
+STEPS = (
+    "net = nn.Linear(3, 1)\n{opt}\nx = torch.ones(4, 3)\n"
+    "for step in range(4):\n    if step == 2:\n        x = x / 0\n"
+    "    loss = (net(x) - net({second})).sum()\n{learns}"
+)
+LEARNS = "    opt.zero_grad()\n    loss.backward()\n    opt.step()\n"
+
+
+def test_the_step_is_told_where_a_model_is_called_several_times_in_it(run_here: RunHere) -> None:
+    """As the number of the batch counts the calls."""
+    opt = "opt = torch.optim.SGD(net.parameters(), 0.1)"
+    ran = run_here(IMPORTS + STEPS.format(opt=opt, second="x * 2", learns=LEARNS))
+    assert "Detected inf/nan during batch_number=4 optimizer_step=2\n" in ran.err, ran.err
+    alone = STEPS.format(opt="", second="x * 2", learns="")
+    assert "Detected inf/nan during batch_number=4\n" in run_here(IMPORTS + alone).err
+
+
+def test_the_step_is_not_told_where_it_is_the_batch(run_here: RunHere) -> None:
+    text = STEPS.format(
+        opt="opt = torch.optim.SGD(net.parameters(), 0.1)", second="x", learns=LEARNS
+    )
+    ran = run_here(IMPORTS + text.replace(" - net(x)", " * 1.0"))
+    assert "Detected inf/nan during batch_number=2\n" in ran.err, ran.err

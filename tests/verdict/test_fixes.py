@@ -524,6 +524,7 @@ OF_PROGRAMS = (
     "a count is -1",
     "bound {part}",
     "keep points inside the unit ball",
+    "begin {grid} above 0",
     "keep {learned} {range}",
     "keep the factor that {gate} makes",
     "bound the error",
