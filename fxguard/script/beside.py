@@ -137,10 +137,7 @@ class Beside:
         self._leaves: Leaves = {}
         self.operations = operations_with(self, self._leaves)
         self._transforms = Transforms(
-            self.operations.of,
-            self._ended,
-            self._inside_turned_bad,
-            self._differentiated,
+            self.operations.of, self._ended, self._inside_turned_bad, self._differentiated
         )
         self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
         self.tidy: Callable[[BaseException], object] = str  # is given what goes on to the script

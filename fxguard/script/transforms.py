@@ -116,7 +116,8 @@ class Transforms:
         self.has_bad |= is_bad
         is_backward = func is torch.autograd.grad
         unpacks = name_of(func) == "_unpack_dual"
-        is_new = is_bad and not (is_backward or unpacks) and not _read_bad(args, kwargs)
+        computes = not (is_backward or unpacks)
+        is_new = is_bad and computes and not any(map(is_not_finite, leaves((args, kwargs))))
         if is_backward and is_bad and self._first is not None:
             args, kwargs = (self._first,), {}
         depths = [-1]
@@ -276,10 +277,6 @@ def _leaves_of(nodes: Iterable[Any]) -> list[Tensor]:
 def _reads_bad(record: PlainRecord) -> bool:
     read = flat((record.args, record.kwargs))
     return any(is_record(each) and not math.isfinite(each.pair[1]) for each in read)
-
-
-def _read_bad(args: Any, kwargs: Any) -> bool:
-    return any(map(is_not_finite, leaves((args, kwargs))))
 
 
 def _nodes_behind(outputs: list[Any]) -> list[Any]:
