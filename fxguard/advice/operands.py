@@ -20,6 +20,8 @@ SUMS = frozenset({"cumsum", "mean", "nansum", "sum"})
 _OF_ROWS = ("log_softmax", "softmax", "softmin")
 LONGEST = 170  # characters
 DIGITS = (4, 8, 10, 12, 17)  # of a number
+OF_EXPONENT = 1e-3  # by which an exponent may be rounded
+EXPONENTIALS = ("exp", "exp2", "expm1", "cosh", "sinh")
 _WIDE = "; in float64"  # how the numbers of that begin
 DIMS_OF_HEADS = 4  # samples, heads, and two more
 
@@ -136,7 +138,8 @@ def _formula(law: Law, evidence: Evidence) -> str:
     operands = evidence.operands[: law.arity]
     if plain(evidence.kind) in ("div", "pow") and _is_backwards(law, operands, evidence.same):
         operands = operands[::-1]
-    text = law.text.format(*map(_number, operands))
+    number = _exponent if plain(evidence.kind) in EXPONENTIALS else _number
+    text = law.text.format(*map(number, operands))
     if not any(_is_another_story(operand, evidence.dtype) for operand in operands):
         return text
     return f"{text}{_WIDE} {law.text.format(*map(_wide_number, operands))}"
@@ -168,7 +171,7 @@ def _in_float64(evidence: Evidence) -> str:
         if overflowed_on_the_way(evidence):
             text += f", which {evidence.operands[0].dtype} holds: it overflows on the way"
         return text
-    is_exponential = plain(evidence.kind) in ("exp", "exp2", "expm1", "cosh", "sinh")
+    is_exponential = plain(evidence.kind) in EXPONENTIALS
     if is_exponential and all(math.isfinite(operand.low) for operand in evidence.operands):
         return " is inf in float64, too"
     return ""
@@ -269,6 +272,16 @@ def _number(operand: Operand) -> str:
     if operand.count != 1:
         return _range(operand)
     return _short(operand.low) if operand.dtype else _digits(operand.low)
+
+
+def _exponent(operand: Operand) -> str:
+    """A number with the digits that its exponential takes to be right by a thousandth."""
+    text = _number(operand)
+    if operand.count != 1 or not operand.dtype or not math.isfinite(operand.low):
+        return text
+    digits = (f"{operand.low:.{count}g}" for count in range(DIGITS[0], DIGITS[1]))
+    is_near = (each for each in digits if abs(float(each) - operand.low) < OF_EXPONENT)
+    return text if abs(float(text) - operand.low) < OF_EXPONENT else next(is_near, text)
 
 
 def _wide_number(operand: Operand) -> str:

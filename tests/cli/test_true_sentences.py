@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -168,3 +169,12 @@ def test_the_step_is_not_told_where_it_is_the_batch(run_here: RunHere) -> None:
     )
     ran = run_here(IMPORTS + text.replace(" - net(x)", " * 1.0"))
     assert "Detected inf/nan during batch_number=2\n" in ran.err, ran.err
+
+
+@pytest.mark.parametrize("number", [118.99401, 88.7561, 95.0, 104.00449])
+def test_an_exponent_has_the_digits_that_its_exponential_takes(
+    run_here: RunHere, number: float
+) -> None:
+    said = verdict_of(run_here, f"x = torch.tensor([{number}])\nprint(torch.exp(x).sum().item())\n")
+    told, made = said.split("at [0]: exp(")[1].split(" in float64")[0].split(") is ")
+    assert math.exp(float(told)) == pytest.approx(float(made), rel=2e-3)
