@@ -6,13 +6,14 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fxguard.measure.at_hand import own_arithmetic, version_of
 
-__all__ = ["MOST", "KeptBatches", "form_of"]
+__all__ = ["MOST", "Kept", "KeptBatches", "form_of"]
 
 MOST = 4  # batches
 MOST_BYTES = 2**26  # of all copies together
@@ -36,7 +37,16 @@ class _Copy:
 @dataclass(frozen=True, slots=True)
 class _Batch:
     step: int
+    number: float  # its loss
     data: tuple[_Copy, ...]
+
+
+class Kept(NamedTuple):
+    """A batch that was kept."""
+
+    step: int
+    loss: float  # in that step
+    data: list[Tensor]
 
 
 class KeptBatches:
@@ -46,12 +56,13 @@ class KeptBatches:
         self._batches: dict[int, deque[_Batch]] = {}  # by the series of the loss
         self.is_too_large = False  # the last batch, on its own
 
-    def keep(self, loss: int, step: int, data: Sequence[Tensor]) -> None:
+    def keep(self, loss: int, step: int, number: float, data: Sequence[Tensor]) -> None:
         """Copy what a loss was computed from; the oldest copies make room.
 
         Args:
             loss: position of the series of the loss.
             step: the step that runs.
+            number: the loss.
             data: what it was computed from, weights left out.
         """
         batches = self._batches.setdefault(loss, deque(maxlen=MOST))
@@ -65,19 +76,19 @@ class KeptBatches:
             copies = tuple(
                 _copied(x, last[i] if i < len(last) else None) for i, x in enumerate(data)
             )
-        batches.append(_Batch(step, copies))
+        batches.append(_Batch(step, number, copies))
         self._make_room()
 
     def has(self, loss: int) -> bool:
         """Whether a batch of a loss is kept."""
         return bool(self._batches.get(loss))
 
-    def before(self, loss: int, like: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
-        """The copies of batches of the same shapes, the last first, each with its step."""
+    def before(self, loss: int, like: Sequence[Tensor]) -> Iterator[Kept]:
+        """The copies of batches of the same shapes, the last first."""
         for batch in reversed(self._batches.get(loss, ())):
             data = [copy.numbers for copy in batch.data]
             if [*map(form_of, data)] == [*map(form_of, like)]:
-                yield batch.step, data
+                yield Kept(batch.step, batch.number, data)
 
     def _make_room(self) -> None:
         while self._size() > MOST_BYTES:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import Module
@@ -42,6 +43,14 @@ SLOW = "second runs of it take too long"
 UNLIKE = "a second run of the batch does not repeat its loss"
 
 
+class Before(NamedTuple):
+    """An earlier batch that was run again."""
+
+    step: int
+    then: float  # its loss in that step
+    now: float  # with the weights of the trial
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What second runs of a batch have given, with the weights of the first run."""
@@ -50,7 +59,7 @@ class Trial:
     usual: float  # the median of the losses before
     loss: float  # as the training has computed it
     again: float = math.nan  # the same run once more; NaN if none was made
-    before: tuple[tuple[int, float], ...] = ()  # steps and losses of batches before, the last first
+    before: tuple[Before, ...] = ()  # batches, the last first
     weights: tuple[tuple[int, float], ...] = ()  # likewise of this batch with the weights of steps
     sample: Sample | None = None  # that makes the loss of this one
     why_not: str = ""  # no second run was made, or it tells nothing
@@ -64,9 +73,29 @@ class Trial:
         """Whether the same run has given another loss, as those before it were."""
         return not self.why_not and self.is_usual(self.again)
 
-    def before_step(self, step: int) -> tuple[int, float] | None:
-        """The last batch that was tried of those before a step, with its loss now."""
-        return next((each for each in self.before if each[0] < step), None)
+    def before_step(self, step: int) -> Before | None:
+        """The last batch that was tried of those before a step, and that was usual there.
+
+        The data may have changed some batches before: those that have the loss that they had, and
+        it was no usual one, say nothing of the weights. They are passed over, but if all are such.
+        """
+        tried = [each for each in self.before if each.step < step]
+        usual = (each for each in tried if not self._is_as_unusual(each))
+        return next(usual, tried[0] if tried else None)
+
+    def changed_at(self, step: int) -> int:
+        """The first step whose batch has as unusual a loss as that of the trial, up to a step."""
+        known = self.before_step(step)
+        unusual = (
+            each.step
+            for each in self.before
+            if known is not None and known.step < each.step < step and self._is_as_unusual(each)
+        )
+        return min(unusual, default=step)
+
+    def _is_as_unusual(self, batch: Before) -> bool:
+        is_same = abs(batch.now - batch.then) < CLEARLY * (self.loss - self.usual)
+        return is_same and not self.is_usual(batch.then)
 
     def shows_data(self, begin: int) -> bool | None:
         """Whether the batch makes the jump of its loss, and no weight, setting or operation.
@@ -75,15 +104,15 @@ class Trial:
             begin: the step in which something left its band first.
 
         Returns:
-            None if the trial does not show it: the batches before came after that step, or the
-            weights have been written since.
+            None if the trial does not show it: the batches before came after that step, were as
+            unusual, or the weights have been written since.
         """
         before = self.before_step(begin)
-        if before is None or self.why_not:
+        if before is None or self.why_not or self._is_as_unusual(before):
             return None
-        if self.is_usual(before[1], CLEARLY):
+        if self.is_usual(before.now, CLEARLY):
             return True
-        return False if begin == self.step and not self.is_usual(before[1]) else None
+        return False if begin == self.step and not self.is_usual(before.now) else None
 
 
 class Trials:
@@ -137,7 +166,7 @@ class Trials:
             self.last = self._tried(Trial(step, watch.usual, number), series, losses)
         elif watch.known >= USUAL and len(self._repeated | self._not_repeated) < FORMS:
             self._repeat_once(losses, number)
-        self._kept.keep(series, step, lineage.data)
+        self._kept.keep(series, step, number, lineage.data)
         if (model := self._model()) is not None:
             self._weights.keep(step, model)
 
@@ -167,14 +196,14 @@ class Trials:
                 return trial if is_machines else replace(trial, why_not=UNLIKE)
             data = losses.lineage.data
             before = [
-                (step, losses.of(others))
-                for step, others in self._kept.before(series, data)
+                Before(kept.step, kept.loss, losses.of(kept.data))
+                for kept in self._kept.before(series, data)
                 if losses.has_time
             ]
             trial = replace(trial, before=tuple(before), why_not=self._why_none(series, before))
             trial = replace(trial, weights=tuple(self._with_weights(trial, losses)))
-            if before and trial.is_usual(before[0][1]):
-                sample = sample_that_matters(losses.of, data, again, before[0][1])
+            if before and trial.is_usual(before[0].now):
+                sample = sample_that_matters(losses.of, data, again, before[0].now)
                 trial = replace(trial, sample=sample)
         except NotJudged as reason:
             return trial if trial.before else replace(trial, why_not=str(reason))

@@ -33,9 +33,11 @@ def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> E
     tried = tuple(_sentences(trial, event))
     if trial.is_machines:
         return replace(event, cause="machine", tried=tried)
+    jumped = trial.changed_at(min(trial.step, event.step + event.lead))
+    if event.cause == "data" and jumped < event.step and trial.shows_data(event.step):
+        return replace(event, step=jumped, lead=0, tried=tried)
     if event.cause in NOT_WRITTEN and trial.shows_data(event.step):
         what = " or ".join(_given(series)) or event.what
-        jumped = min(trial.step, event.step + event.lead)
         return replace(event, cause="data", step=jumped, what=what, source="", lead=0, tried=tried)
     return replace(event, tried=tried)
 
@@ -47,8 +49,9 @@ def _sentences(trial: Trial, event: Event) -> list[str]:
     found = list[str]()
     before = trial.before_step(event.step)
     if before is not None:
-        as_well = "" if trial.is_usual(before[1]) else ", too"
-        text = f"with these weights {_which(trial.step - before[0])} gives {before[1]:.3g}{as_well}"
+        as_well = "" if trial.is_usual(before.now) else ", too"
+        which = _which(trial.step - before.step)
+        text = f"with these weights {which} gives {before.now:.3g}{as_well}"
         if trial.sample is not None:
             index, loss = trial.sample
             text += (

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.history import _kept_batches, _trials
 from fxguard.history._kept_batches import KeptBatches
+from fxguard.history._trials import Before, Trial
 from fxguard.report.event import Event
 
 JUMP = 140  # the step
@@ -287,14 +288,33 @@ def test_copies_take_the_memory_that_is_allowed() -> None:
     kept = KeptBatches()
     batches = [torch.zeros(2**22) for _ in range(5)]  # 16 MB each
     for step, each in enumerate(batches):
-        kept.keep(step % 2, step, [each])
-    found = [step for series in (0, 1) for step, _ in kept.before(series, [batches[0]])]
+        kept.keep(step % 2, step, 1.0, [each])
+    found = [each.step for series in (0, 1) for each in kept.before(series, [batches[0]])]
     assert sorted(found) == [1, 2, 3, 4]  # 64 MB
     for step in range(5, 15):
-        kept.keep(0, step, [batches[0]])  # one copy serves all
-    assert [step for step, _ in kept.before(0, [batches[0]])] == [14, 13, 12, 11]
+        kept.keep(0, step, 1.0, [batches[0]])  # one copy serves all
+    assert [each.step for each in kept.before(0, [batches[0]])] == [14, 13, 12, 11]
     batches[0].numpy()[0] = 1.0
-    kept.keep(0, 15, [batches[0]])
-    newest, before = (data[0] for _, data in [*kept.before(0, [batches[0]])][:2])
+    kept.keep(0, 15, 1.0, [batches[0]])
+    newest, before = (each.data[0] for each in [*kept.before(0, [batches[0]])][:2])
     assert newest[0] == 1.0
     assert before[0] == 0.0
+
+
+OF_TRIALS = {  # batches before step 10: whether the data are shown to make the jump, since when
+    "one foreign batch": ([Before(9, 2.1, 2.0), Before(8, 2.0, 2.1)], True, 10),
+    "the second one": ([Before(9, 3.3, 3.27), Before(8, 2.1, 2.0)], True, 9),
+    "the third one": ([Before(9, 3.3, 3.2), Before(8, 3.4, 3.3), Before(7, 2.1, 2.0)], True, 8),
+    "other weights": ([Before(9, 2.1, 3.4), Before(8, 2.0, 3.3)], False, 10),
+    "other weights for two steps": ([Before(9, 3.3, 3.4), Before(8, 2.0, 3.3)], False, 9),
+    "unusual for long": ([Before(9, 3.3, 3.3), Before(8, 3.4, 3.4)], None, 10),
+    "nothing": ([], None, 10),
+}
+
+
+@pytest.mark.parametrize("name", OF_TRIALS)
+def test_batches_that_were_as_unusual_say_nothing_of_the_weights(name: str) -> None:
+    before, shows_data, since = OF_TRIALS[name]
+    trial = Trial(10, usual=2.0, loss=3.5, again=3.5, before=tuple(before))
+    assert trial.shows_data(10) is shows_data
+    assert not shows_data or trial.changed_at(10) == since
