@@ -123,13 +123,14 @@ def test_twins_are_left_alone(run_here: RunHere, name: str) -> None:
     expect_not_said(run_here, *TWINS[name])
 
 
-def test_most_samples_are_no_single_samples_data(run_here: RunHere) -> None:
-    """If others of the batch are finite by chance, the data are not to blame."""
-    text = NET + "net[0].weight.data *= 1e20\nnet[1].weight.data *= 1e20\nx[:9] *= 1e-9\n"
-    ran = run_here(IMPORTS + text + "(net(x) - y).sum().backward()\n")
+def test_samples_that_are_finite_by_chance_do_not_blame_the_data(run_here: RunHere) -> None:
+    """All come near to what the dtype holds: the weights are too large."""
+    text = NET + "net[0].weight.data *= 1e20\nnet[1].weight.data *= 1e20\nx[:9] *= {}\n"
+    text += "(net(x) - y).sum().backward()\n"
+    ran = run_here(IMPORTS + text.format("1e-3"))
     assert ran.status == 3
-    assert ": the data" not in ran.err
-    assert "samples fail: not one sample's data" in ran.err
+    assert "in the place of" not in ran.err, ran.err
+    assert ": the data" in run_here(IMPORTS + text.format("1e-15")).err
 
 
 def test_the_number_of_a_batch_without_an_optimizer(run_here: RunHere) -> None:
