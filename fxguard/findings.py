@@ -18,8 +18,8 @@ class Growth:
     now: float  # largest magnitude
     before: float  # the same, at the end of an earlier batch
     batch_number: int  # of that earlier batch
-    # How far above what it began with the learning rate is, and what set it: "it is 11.3, 563 times
-    # the 0.02 that SGD was given: LambdaLR set it, at its step 360"; "" if it is not.
+    # How far above what it began with the learning rate is, and what set it: "it is 8, 400 times
+    # the 0.02 that SGD was given: LambdaLR set it, by `warmup` (train.py:4)"; "" if it is not.
     rate: str = ""
 
     @property

@@ -13,7 +13,7 @@ from fxguard.advice.case import Case
 from fxguard.advice.written_operands import titled
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
-from fxguard.source.assigned import assignment_of, statement_node
+from fxguard.source.assigned import assignment_of, handed_on_by, statement_node
 from fxguard.source.named import called_name, variable_in
 
 __all__ = ["words_of_grid"]
@@ -62,14 +62,9 @@ def _written(case: Case) -> str:
 
 def _bare(node: ast.expr) -> ast.expr:
     """What an expression gives another form: ``x`` of ``x[:, None].float()``."""
-    while True:
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr.rstrip("_") in _SAME
-        ):
-            node = node.func.value
-        else:
-            return node
+    inner: ast.expr | None = node
+    while inner is not None:
+        node, inner = inner, handed_on_by(inner)
+        if inner is None and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            inner = node.func.value if node.func.attr == "requires_grad_" else None
+    return node

@@ -90,12 +90,7 @@ class ScriptGradients:
         """
         if isinstance(how, Derived):
             return self._told(lambda number: self._derived(number, how))
-        sample = Sample(how.bad)
-        began = [
-            Arrival(node, None if gradient is None else sample.of(gradient))
-            for node, gradient in how.began
-        ]
-        return self._told(lambda number: self._repeated(number, began, how.leaves, sample))
+        return self._told(lambda number: self._repeated_inside(number, how))
 
     def _told(self, differentiated: Callable[[int], Ended | None]) -> Report | None:
         """What there is to say of a backward, which the batch of a number is given."""
@@ -160,6 +155,15 @@ class ScriptGradients:
             loss.backward_comes(again)
             torch.autograd.backward(again, [each.gradient for each in began])
         return listening.ended
+
+    def _repeated_inside(self, number: int, how: Differentiated) -> Ended | None:
+        """The same of one that ran inside a transform, for the first bad sample."""
+        sample = Sample(how.bad)
+        began = [
+            Arrival(node, None if gradient is None else sample.of(gradient))
+            for node, gradient in how.began
+        ]
+        return self._repeated(number, began, how.leaves, sample)
 
     def _derived(self, number: int, how: Derived) -> Ended | None:
         """The backward of an operation whose derivative is bad."""

@@ -112,9 +112,8 @@ class Withheld:
         found = self._instead(report)
         nothing: int | None = None
         steps = or_else(nothing, self.steps_made) if found.optimizer_step is None else None
-        return (
-            found if steps in (None, found.batch_number) else replace(found, optimizer_step=steps)
-        )
+        is_told = steps is None or steps == found.batch_number
+        return found if is_told else replace(found, optimizer_step=steps)
 
     def _instead(self, report: Report) -> Report:
         if (beside := self.made_beside(report)) is not None:

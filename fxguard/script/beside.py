@@ -379,7 +379,6 @@ class Beside:
             roots = [x for x in nodes.leaves(begin) if isinstance(x, Tensor)]
             given = nodes.leaves(args[2:3] or kwargs.get("grad_outputs"))
             gradient = next((x for x in given if isinstance(x, Tensor)), None)
-        self._settle()
         self._reaches(roots, self._backward_begins)
         self.backwards += func is Tensor.backward
         self._made_in_backward = Found()
@@ -434,7 +433,6 @@ class Beside:
             unseen: those of them that no loss has seen made, such as what a transform made.
         """
         if unseen and not self.pauses:
-            self._settle()
             self._reaches(unseen, self._backward_begins)
         self._made_in_backward = Found()
         self._in_front.take()
@@ -562,6 +560,7 @@ class Beside:
 
     def _reaches(self, values: Iterable[Any], matters: Matters) -> None:
         """Some of these tensors may be bad, and now that matters."""
+        self._settle()
         if bad := self._bad.keys_of(self._bad.find(values)):
             self._bad.matter()
             self._asked_at = 2 * self._bad.times  # intended infinities may be read all the time

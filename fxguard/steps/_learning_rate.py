@@ -24,11 +24,17 @@ from fxguard.source.pure_numbers import BadPartError, bad_part
 from fxguard.source.syntax import tree_of, tree_of_file
 from fxguard.steps._own_schedule import bad_part_at
 
-__all__ = ["function_of", "lines_that_set_it", "reason_of", "schedule_of"]
+__all__ = ["function_of", "lines_that_set_it", "reason_of", "schedule_of", "schedulers_of"]
 
 RATE = "lr"
 MOST_LINES = 8  # that set a learning rate
 MOST_MADE = 3  # statements that are shown
+
+
+def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
+    """The schedules of torch that set an optimizer's learning rate."""
+    known = instances_of(LRScheduler)
+    return [each for each in known if getattr(each, "optimizer", None) is optimizer]
 
 
 def schedule_of(optimizer: Optimizer) -> str:
@@ -41,12 +47,11 @@ def schedule_of(optimizer: Optimizer) -> str:
         >>> schedule_of(optimizer)
         'LambdaLR set it, at its step 3, by `rate` (train.py:12), which reads warmup = 0'
     """
-    for scheduler in instances_of(LRScheduler):
-        if getattr(scheduler, "optimizer", None) is optimizer:
-            rates = [float(rate) for rate in getattr(scheduler, "_last_lr", [])]
-            if not all(map(math.isfinite, rates)):
-                step = f"{type(scheduler).__name__} set it, at its step {scheduler.last_epoch}"
-                return step + _by_function(scheduler, rates)
+    for scheduler in schedulers_of(optimizer):
+        rates = [float(rate) for rate in getattr(scheduler, "_last_lr", [])]
+        if not all(map(math.isfinite, rates)):
+            step = f"{type(scheduler).__name__} set it, at its step {scheduler.last_epoch}"
+            return step + _by_function(scheduler, rates)
     if not math.isfinite(float(optimizer.defaults.get(RATE, 0.0))):
         return f"{type(optimizer).__name__} was made with it"
     lines = [*lines_that_set_it()]
@@ -64,16 +69,15 @@ def reason_of(optimizer: Optimizer) -> str:
         >>> reason_of(optimizer)
         '(1 - 91 / 90) ** 0.9 (train.py:12), a fractional power of a negative number'
     """
-    for scheduler in instances_of(LRScheduler):
-        if getattr(scheduler, "optimizer", None) is optimizer:
-            rates = [float(rate) for rate in getattr(scheduler, "_last_lr", [])]
-            functions = getattr(scheduler, "lr_lambdas", ())
-            for function, rate in zip(functions, rates, strict=False):
-                found = None
-                if not math.isfinite(rate):
-                    found = bad_part(function, scheduler.last_epoch, entry=_entry)
-                if found is not None:
-                    return _in_words(found)
+    for scheduler in schedulers_of(optimizer):
+        rates = [float(rate) for rate in getattr(scheduler, "_last_lr", [])]
+        functions = getattr(scheduler, "lr_lambdas", ())
+        for function, rate in zip(functions, rates, strict=False):
+            found = None
+            if not math.isfinite(rate):
+                found = bad_part(function, scheduler.last_epoch, entry=_entry)
+            if found is not None:
+                return _in_words(found)
     for line in itertools.islice(lines_that_set_it(), MOST_LINES):
         if (found := bad_part_at(source_at(line))) is not None:
             return _in_words(found)

@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 from torch.nn import Module
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from fxguard.capture.instances import instances_of
 from fxguard.source.lines import source_at
-from fxguard.steps._learning_rate import function_of, lines_that_set_it
+from fxguard.steps._learning_rate import function_of, lines_that_set_it, schedulers_of
 
 __all__ = ["raised_rate_of"]
 
@@ -52,9 +51,8 @@ def _told(optimizer: Optimizer, group: dict[str, Any]) -> str:
 
 def _set_by(optimizer: Optimizer) -> str:
     """Who has set it."""
-    for scheduler in instances_of(LRScheduler):
-        if getattr(scheduler, "optimizer", None) is optimizer:
-            by = next(filter(None, map(function_of, getattr(scheduler, "lr_lambdas", ()))), "")
-            return f": {type(scheduler).__name__} set it" + (f", {by}" if by else "")
+    for scheduler in schedulers_of(optimizer):
+        by = next(filter(None, map(function_of, getattr(scheduler, "lr_lambdas", ()))), "")
+        return f": {type(scheduler).__name__} set it" + (f", {by}" if by else "")
     lines = [*lines_that_set_it()]
     return f": it is set at {source_at(lines[0])}" if len(lines) == 1 else ""

@@ -144,31 +144,31 @@ def _of_data(way: Sequence[Back]) -> Iterator[Fix]:
 
 def _is_updated(flow: DataFlow, value: int) -> bool:
     """Whether updates have led to a value, as they do to what is computed of weights."""
-    makers = {made: step for step in flow.steps for made in step.outputs}
-    todo, seen = [value], set[int]()
-    while todo:
-        step = makers.get(todo.pop())
-        if step is None or step.outputs[0] in seen:
-            continue
-        if step.kind in UPDATES and step.source is not None and rate_in(step.source) is not None:
-            return True
-        seen.add(step.outputs[0])
-        todo += step.inputs
-    return False
+    made = (step for _, step in _behind(flow, value) if step is not None)
+    return any(
+        step.kind in UPDATES and step.source is not None and rate_in(step.source) is not None
+        for step in made
+    )
 
 
 def _is_of_no_weight(flow: DataFlow, value: int) -> bool:
     """Whether a script has computed a value of what it made itself, and of nothing learned."""
+    behind = list(itertools.islice(_behind(flow, value), MOST_STEPS + 1))
+    is_own = all(made and not flow.values[each].needs_gradient for each, made in behind)
+    return is_own and len(behind) <= MOST_STEPS
+
+
+def _behind(flow: DataFlow, value: int) -> Iterator[tuple[int, Step | None]]:
+    """A value and all that it was computed of, each with what made it; None if it was given."""
     makers = {made: step for step in flow.steps for made in step.outputs}
-    todo, seen = [value], set[int]()
+    todo, seen = [value], {value}
     while todo:
         value = todo.pop()
         step = makers.get(value)
-        if step is None or flow.values[value].needs_gradient or len(seen) > MOST_STEPS:
-            return False
-        seen.add(value)
-        todo += [each for each in step.inputs if each not in seen]
-    return True
+        yield value, step
+        new = set(() if step is None else step.inputs) - seen
+        todo += new
+        seen |= new
 
 
 def _at_same_line(flow: DataFlow, step: Step) -> list[int]:

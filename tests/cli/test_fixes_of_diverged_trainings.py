@@ -106,7 +106,7 @@ TWINS = {
         NET
         + TRAIN.format(
             opt=SGD,
-            schedule="sched = torch.optim.lr_scheduler.OneCycleLR(opt, 9.0, total_steps=500)",
+            schedule="sched = torch.optim.lr_scheduler.OneCycleLR(opt, 9, 500, div_factor=1e4)",
             steps="sched.step()",
         ),
         "bound the learning rate",
@@ -152,8 +152,7 @@ def test_infinities_of_two_kinds_are_told_apart(run_here: RunHere) -> None:
 def test_ones_like_makes_nothing_larger(run_here: RunHere) -> None:
     """It reads a shape."""
     text = (
-        "x = torch.full((4,), 0.01)\nu = torch.ones_like(x)\n"
-        "for _ in range(400):\n    u = u * 2\nprint((u * u).sum().item())\n"
+        "x = torch.full((4,), 0.01)\nu = torch.ones_like(x) * 1e30\nprint((u * u).sum().item())\n"
     )
     ran = run_here(IMPORTS + text)
     assert ran.status == 3
