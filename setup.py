@@ -13,7 +13,9 @@ NATIVE = Extension(
     "fxguard.measure._native",
     ["fxguard/measure/_native.c"],
     depends=[  # which it includes
+        "fxguard/measure/_attributes.h",
         "fxguard/measure/_operations.h",
+        "fxguard/measure/_table.h",
         "fxguard/measure/_losses.h",
         "fxguard/measure/_norms.h",
         "fxguard/measure/_described.h",

@@ -20,7 +20,7 @@ static struct {
 static struct {
     PyObject *memories, *beside, *untyped_storage, *cdata, *weak_ref, *values, *pairs, *has_brief,
         *events, *autocast, *module, *calls, *settings, *settings_of, *count, *known, *me,
-        *has_noted, *without_gradient, *given_to, *output_nr, *key_of, *forward_class, *handed_on,
+        *has_noted, *without_gradient, *given_to, *key_of, *forward_class, *handed_on,
         *hands_on, *remember, *modules, *details;
 } name_of;
 
@@ -36,7 +36,7 @@ static PyObject *names_of_noted[PARTS_OF_NOTED], *names_of_made[PARTS_OF_MADE];
 static const char *const NAMES_OF_LOSSES[] = {
     "_memories", "beside", "untyped_storage", "_cdata", "_weak_ref", "values", "pairs", "_has_brief",
     "_events", "autocast", "module", "calls", "_restore_settings", "settings", "_count", "_known", "_me",
-    "has_noted", "_without_gradient", "given_to", "output_nr", "key_of", "_forward_cls", "handed_on",
+    "has_noted", "_without_gradient", "given_to", "key_of", "_forward_cls", "handed_on",
     "hands_on", "remember", "modules", "details",
 };
 
@@ -151,17 +151,17 @@ static PyObject *held_in(PyObject *table, const Operand *operand) {
 static int look_at_operand(Operations *all, Call *call, PyObject *tensor, PyObject *keyword) {
     Operand *operand = &call->read[call->count];
     *operand = (Operand){.tensor = tensor, .keyword = keyword, .position = call->floats};
-    if (!attribute_is(tensor, is_cpu, Py_True))
+    if (!attribute_is(tensor, &is_cpu, Py_True))
         return PyErr_Occurred() ? -1 : OTHERWISE;
-    PyObject *its_dtype = PyObject_GetAttr(tensor, dtype);
+    PyObject *its_dtype = attribute_of(tensor, &dtype);
     if (its_dtype == NULL)
         return -1;
-    operand->is_float = (char)attribute_is(its_dtype, is_floating_point, Py_True);
-    const int may = operand->is_float || !attribute_is(its_dtype, is_complex, Py_True);
+    operand->is_float = (char)attribute_is(its_dtype, &is_floating_point, Py_True);
+    const int may = operand->is_float || !attribute_is(its_dtype, &is_complex, Py_True);
     Py_DECREF(its_dtype);
     if (!may)
         return OTHERWISE;
-    operand->version = PyObject_GetAttr(tensor, version);
+    operand->version = attribute_of(tensor, &version);
     if (operand->version == NULL) { /* nobody counts how often an inference tensor is written */
         const int is_uncounted = PyErr_ExceptionMatches(PyExc_RuntimeError);
         if (is_uncounted)
@@ -275,7 +275,7 @@ static int find_place(Operations *all, Call *call) {
         else if (kind == CODE_OF_SCALER &&
                  PyUnicode_CompareWithASCIIString(call->name, "mul") == 0)
             done = OTHERWISE;
-        PyObject *back = done == DONE ? PyObject_GetAttr(frame, f_back) : NULL;
+        PyObject *back = done == DONE ? attribute_of(frame, &f_back) : NULL;
         Py_DECREF(frame);
         frame = back;
         if (back == NULL)
@@ -482,7 +482,7 @@ static int append(PyObject *object, PyObject *name, PyObject *item) {
 
 /* Whether a user's function has made a tensor. */
 static int is_by_function(PyObject *tensor) {
-    PyObject *node = PyObject_GetAttr(tensor, grad_fn);
+    PyObject *node = attribute_of(tensor, &grad_fn);
     if (node == NULL || node == Py_None) {
         Py_XDECREF(node);
         return node == NULL ? -1 : 0;
@@ -574,13 +574,13 @@ typedef struct {
 /* Notes at the node of autograd what a tensor holds on the tape, unless something is noted there: an
    operation may hand on what it has read. */
 static int mark_node(PyObject *tensor, PyObject *me, PyObject *value) {
-    PyObject *node = PyObject_GetAttr(tensor, grad_fn);
+    PyObject *node = attribute_of(tensor, &grad_fn);
     if (node == NULL || node == Py_None) {
         Py_XDECREF(node);
         return node == NULL ? -1 : 0;
     }
     PyObject *kept = PyObject_GetAttr(node, metadata);
-    PyObject *number = PyObject_GetAttr(tensor, name_of.output_nr);
+    PyObject *number = attribute_of(tensor, &output_nr);
     PyObject *key = number == NULL ? NULL : PyTuple_Pack(2, losses.mark, number);
     PyObject *pair = PyTuple_Pack(2, me, value);
     const int has_all = kept != NULL && key != NULL && pair != NULL;
@@ -656,7 +656,7 @@ static int find_noted(Call *call, PyObject *known) {
     int belongs = 0;
     for (long i = 0; i < call->count; i++) {
         Operand *each = &call->read[i];
-        PyObject *needs = PyObject_GetAttr(each->tensor, requires_grad);
+        PyObject *needs = attribute_of(each->tensor, &requires_grad);
         if (needs == NULL)
             return -1;
         each->needs = needs == Py_True;
@@ -746,7 +746,7 @@ static int note_in_batch(PyObject *table, Call *call, Made *now, PyObject *key) 
 static PyObject *new_value(PyObject *table, Call *call, Made *now) {
     PyObject *values = PyObject_GetAttr(call->batch, name_of.values);
     PyObject *index = values == NULL ? NULL : PyLong_FromSsize_t(PyList_Size(values));
-    PyObject *its_dtype = PyObject_GetAttr(now->tensor, dtype), *name = NULL, *key = NULL;
+    PyObject *its_dtype = attribute_of(now->tensor, &dtype), *name = NULL, *key = NULL;
     if (its_dtype != NULL)
         name = PyObject_CallFunctionObjArgs(losses.name_of_dtype, its_dtype, NULL);
     PyObject *value = index == NULL || name == NULL
@@ -774,7 +774,7 @@ static PyObject *new_value(PyObject *table, Call *call, Made *now) {
 
 /* Whether two tensors are of one dtype. -1 where an error came. */
 static int same_dtype(PyObject *one, PyObject *other) {
-    PyObject *first = PyObject_GetAttr(one, dtype), *second = PyObject_GetAttr(other, dtype);
+    PyObject *first = attribute_of(one, &dtype), *second = attribute_of(other, &dtype);
     const int found = first == NULL || second == NULL ? -1 : first == second;
     Py_XDECREF(first);
     Py_XDECREF(second);
@@ -833,14 +833,14 @@ static int read_made(PyObject *tensor, Made *now) {
     *now = (Made){.tensor = tensor};
     if ((PyObject *)Py_TYPE(tensor) != plain)
         return 0;
-    now->version = PyObject_GetAttr(tensor, version);
+    now->version = attribute_of(tensor, &version);
     if (now->version == NULL) {
         const int is_uncounted = PyErr_ExceptionMatches(PyExc_RuntimeError);
         if (is_uncounted)
             PyErr_Clear();
         return is_uncounted ? 0 : -1;
     }
-    PyObject *its_dtype = PyObject_GetAttr(tensor, dtype);
+    PyObject *its_dtype = attribute_of(tensor, &dtype);
     if (its_dtype == NULL)
         return -1;
     const int is_number = may_be_bad(its_dtype);
@@ -850,7 +850,7 @@ static int read_made(PyObject *tensor, Made *now) {
     if (PyErr_Occurred() || (is_number && !(now->has_numbers && now->high <= DBL_MAX)))
         return PyErr_Occurred() ? -1 : 0;
     now->identity = PyLong_FromVoidPtr(tensor);
-    now->needs = PyObject_GetAttr(tensor, requires_grad);
+    now->needs = attribute_of(tensor, &requires_grad);
     return now->identity == NULL || now->needs == NULL ? -1 : 1;
 }
 
@@ -915,8 +915,8 @@ static int tell_before(Operations *all, Call *call) {
 
 static int tell_after(Operations *all, Call *call, PyObject *result) {
     if (is_tensor(result)) {
-        PyObject *its_dtype = PyObject_GetAttr(result, dtype);
-        const int is_float = its_dtype == NULL ? -1 : attribute_is(its_dtype, is_floating_point, Py_True);
+        PyObject *its_dtype = attribute_of(result, &dtype);
+        const int is_float = its_dtype == NULL ? -1 : attribute_is(its_dtype, &is_floating_point, Py_True);
         Py_XDECREF(its_dtype);
         if (is_float != 0)
             return is_float < 0 ? -1 : 0;

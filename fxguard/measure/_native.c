@@ -280,9 +280,42 @@ static int (*tensor_of)(void *, DLTensor *);
 /* The types of tensors that are read, and of no subclass; a layout, and a set of dtypes. */
 static PyObject *plain, *parameter, *strided, *dtypes;
 
-/* Names of a tensor's attributes, and of a hook's. */
-static PyObject *is_cpu, *is_nested, *layout, *dtype, *backward_hooks, *hook_id, *requires_grad,
-    *is_leaf, *version, *data_ptr;
+#include "_attributes.h"
+
+static Attribute is_cpu = {.text = "is_cpu"}, is_nested = {.text = "is_nested"},
+                 layout = {.text = "layout"}, dtype = {.text = "dtype"},
+                 requires_grad = {.text = "requires_grad"}, is_leaf = {.text = "is_leaf"},
+                 version = {.text = "_version"}, grad_fn = {.text = "grad_fn"},
+                 output_nr = {.text = "output_nr"}, backward_hooks = {.text = "_backward_hooks"},
+                 is_floating_point = {.text = "is_floating_point"},
+                 is_complex = {.text = "is_complex"}, f_back = {.text = "f_back"},
+                 f_lasti = {.text = "f_lasti"};
+
+static Attribute *const OF_TENSORS[] = {&is_cpu,  &is_nested, &layout,  &dtype,     &requires_grad,
+                                        &is_leaf, &version,   &grad_fn, &output_nr, &backward_hooks,
+                                        NULL};
+static Attribute *const OF_DTYPES[] = {&is_floating_point, &is_complex, NULL};
+static Attribute *const OF_FRAMES[] = {&f_back, &f_lasti, NULL};
+
+/* Names of a hook's attribute, and of a tensor's method. */
+static PyObject *hook_id, *data_ptr;
+
+/* Finds the attributes of tensors of two types, of dtypes, and of frames. */
+static int find_all_attributes(PyObject *tensor, PyObject *other, PyObject *some_dtypes) {
+    PyObject *each = PyObject_GetIter(some_dtypes);
+    PyObject *some = each == NULL ? NULL : PyIter_Next(each);
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    const int is_found =
+        some != NULL && frame != NULL &&
+        find_attributes(OF_TENSORS, (PyTypeObject *)tensor, (PyTypeObject *)other) == 0 &&
+        find_attributes(OF_DTYPES, Py_TYPE(some), NULL) == 0 &&
+        find_attributes(OF_FRAMES, Py_TYPE(frame), NULL) == 0;
+    Py_XDECREF(each);
+    Py_XDECREF(some);
+    if (!is_found && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "there is no dtype, or no frame, to ask");
+    return is_found ? 0 : -1;
+}
 
 PyDoc_STRVAR(bind_doc,
              "bind(exchange, tensor, parameter, strided, dtypes, parallel_for)\n--\n\n"
@@ -304,19 +337,10 @@ static PyObject *bind(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ImportError, "this version of DLPack's exchange is not known");
         return NULL;
     }
-    is_cpu = PyUnicode_InternFromString("is_cpu");
-    is_nested = PyUnicode_InternFromString("is_nested");
-    layout = PyUnicode_InternFromString("layout");
-    dtype = PyUnicode_InternFromString("dtype");
-    backward_hooks = PyUnicode_InternFromString("_backward_hooks");
     hook_id = PyUnicode_InternFromString("id");
-    requires_grad = PyUnicode_InternFromString("requires_grad");
-    is_leaf = PyUnicode_InternFromString("is_leaf");
-    version = PyUnicode_InternFromString("_version");
     data_ptr = PyUnicode_InternFromString("data_ptr");
-    if (is_cpu == NULL || is_nested == NULL || layout == NULL || dtype == NULL ||
-        backward_hooks == NULL || hook_id == NULL || requires_grad == NULL || is_leaf == NULL ||
-        version == NULL || data_ptr == NULL)
+    if (hook_id == NULL || data_ptr == NULL ||
+        find_all_attributes(kept[0], kept[1], kept[3]) != 0)
         return NULL;
     for (int i = 0; i < 4; i++) /* for as long as the process runs */
         Py_INCREF(kept[i]);
@@ -329,20 +353,14 @@ static PyObject *bind(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static int attribute_is(PyObject *object, PyObject *name, PyObject *wanted) {
-    PyObject *found = PyObject_GetAttr(object, name);
-    Py_XDECREF(found); /* the tensor, or its type, has it */
-    return found == wanted;
-}
-
 /* Whether the exchange can succeed. Torch takes a millisecond to raise its error where not. */
 static int has_memory(PyObject *object) {
     if ((PyObject *)Py_TYPE(object) != plain && (PyObject *)Py_TYPE(object) != parameter)
         return 0;
-    if (!attribute_is(object, is_cpu, Py_True) || !attribute_is(object, layout, strided) ||
-        !attribute_is(object, is_nested, Py_False))
+    if (!attribute_is(object, &is_cpu, Py_True) || !attribute_is(object, &layout, strided) ||
+        !attribute_is(object, &is_nested, Py_False))
         return 0;
-    PyObject *found = PyObject_GetAttr(object, dtype);
+    PyObject *found = attribute_of(object, &dtype);
     const int is_known = found != NULL && PySet_Contains(dtypes, found) == 1;
     Py_XDECREF(found);
     return is_known;
@@ -650,7 +668,7 @@ static PyObject *versions_of(PyObject *module, PyObject *tensors) {
     const Py_ssize_t count = PyTuple_Size(tensors);
     PyObject *versions = PyTuple_New(count);
     for (Py_ssize_t i = 0; versions != NULL && i < count; i++) {
-        PyObject *written = PyObject_GetAttr(PyTuple_GetItem(tensors, i), version);
+        PyObject *written = attribute_of(PyTuple_GetItem(tensors, i), &version);
         if (written == NULL)
             Py_CLEAR(versions);
         else
@@ -698,7 +716,7 @@ static PyObject *state_of(PyObject *module, PyObject *references) {
         if (tensor == NULL || tensor == Py_None)
             break;
         Py_INCREF(tensor); /* asking may run anything */
-        PyObject *written = PyObject_GetAttr(tensor, version);
+        PyObject *written = attribute_of(tensor, &version);
         PyObject *address =
             written == NULL ? NULL : PyObject_CallMethodObjArgs(tensor, data_ptr, NULL);
         Py_DECREF(tensor);
@@ -729,7 +747,7 @@ static int has_hook(PyObject *tensor, PyObject *handles) {
     if (handle == NULL)
         return PyErr_Occurred() ? -1 : 0;
     Py_INCREF(handle);
-    PyObject *hooks = PyObject_GetAttr(tensor, backward_hooks);
+    PyObject *hooks = attribute_of(tensor, &backward_hooks);
     PyObject *id = hooks == NULL ? NULL : PyObject_GetAttr(handle, hook_id);
     Py_DECREF(handle);
     int found = -1;
@@ -760,8 +778,8 @@ static PyObject *all_hooked(PyObject *module, PyObject *args) {
         const int found = has_hook(value, handles);
         if (found < 0)
             return NULL;
-        if (!found && attribute_is(value, requires_grad, Py_True) &&
-            attribute_is(value, is_leaf, Py_True))
+        if (!found && attribute_is(value, &requires_grad, Py_True) &&
+            attribute_is(value, &is_leaf, Py_True))
             Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;

@@ -129,6 +129,8 @@ static PyType_Spec RECORD_SPEC = {
     .slots = RECORD_SLOTS,
 };
 
+#include "_table.h"
+
 /* The records of live tensors, and what runs each operation. */
 
 enum { KINDS_OF_CODE = 256 };
@@ -149,23 +151,22 @@ typedef struct {
     PyObject *noted;   /* the key in the metadata of a node of autograd */
     PyObject *is_grad_enabled;
     PyObject *wrapper;    /* the type of what gets an attribute */
-    PyObject *table;      /* address of a tensor to its record */
+    Table table;
     PyObject *codes[KINDS_OF_CODE]; /* code that was asked about, and its kind */
     unsigned char kinds[KINDS_OF_CODE];
-    Py_ssize_t most, most_known;
     long most_depth;
     long long count, unread;
     char pauses, has_bad, awaits, is_direct;
+    char infers; /* whether the last tensor was made in inference mode */
 } Operations;
 
 /* Names of attributes. */
-static PyObject *f_back, *f_lasti, *is_inference, *is_floating_point, *is_complex, *grad_fn,
-    *metadata, *name_kind, *name_turned, *name_other, *name_apart, *name_inside, *name_raised,
-    *name_objected, *name_otherwise, *name_pair, *name_waits, *name_name, *name_get, *name_set,
-    *name_file;
+static PyObject *is_inference, *metadata, *name_kind, *name_turned, *name_other, *name_apart,
+    *name_inside, *name_raised, *name_objected, *name_otherwise, *name_pair, *name_waits, *name_name,
+    *name_get, *name_set, *name_file;
 
 static long version_of_tensor(PyObject *tensor) {
-    PyObject *found = PyObject_GetAttr(tensor, version);
+    PyObject *found = attribute_of(tensor, &version);
     if (found == NULL)
         return UNCOUNTED;
     const long number = PyLong_AsLong(found);
@@ -180,9 +181,7 @@ static int is_tensor(PyObject *object) {
 
 /* The record of what a tensor holds now, borrowed; NULL without one, or where an error came. */
 static Record *record_of(Operations *all, PyObject *tensor, int whatever_version) {
-    PyObject *key = PyLong_FromVoidPtr(tensor);
-    Record *record = key == NULL ? NULL : (Record *)PyDict_GetItemWithError(all->table, key);
-    Py_XDECREF(key);
+    Record *record = entry_of(&all->table, tensor)->record;
     if (record == NULL || PyWeakref_GetObject(record->reference) != tensor)
         return NULL;
     if (whatever_version || record->version == UNCOUNTED)
@@ -298,7 +297,7 @@ static int find_caller(Operations *all, PyObject **code, long *last) {
         PyObject *own = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
         const int kind = kind_of_code(all, own);
         if (kind == CODE_OF_SCRIPT) {
-            PyObject *at = PyObject_GetAttr(frame, f_lasti);
+            PyObject *at = attribute_of(frame, &f_lasti);
             Py_DECREF(frame);
             *last = at == NULL ? -1 : PyLong_AsLong(at);
             *code = own;
@@ -310,7 +309,7 @@ static int find_caller(Operations *all, PyObject **code, long *last) {
         }
         Py_DECREF(own);
         const int is_inner = kind == CODE_INNER || kind == CODE_OF_SCALER;
-        PyObject *back = is_inner ? PyObject_GetAttr(frame, f_back) : NULL;
+        PyObject *back = is_inner ? attribute_of(frame, &f_back) : NULL;
         Py_DECREF(frame);
         if (!is_inner)
             return kind < 0 ? -1 : 0;
@@ -319,22 +318,6 @@ static int find_caller(Operations *all, PyObject **code, long *last) {
             return -1;
     }
     Py_XDECREF(frame);
-    return 0;
-}
-
-static int forget_gone(Operations *all) {
-    PyObject *key, *value, *kept = PyDict_New();
-    Py_ssize_t at = 0;
-    while (kept != NULL && PyDict_Next(all->table, &at, &key, &value))
-        if (PyWeakref_GetObject(((Record *)value)->reference) != Py_None &&
-            PyDict_SetItem(kept, key, value) != 0)
-            Py_CLEAR(kept);
-    if (kept == NULL)
-        return -1;
-    PyObject *before = all->table;
-    all->table = kept;
-    Py_DECREF(before);
-    all->most = 2 * PyDict_Size(kept) + all->most_known;
     return 0;
 }
 
@@ -376,6 +359,24 @@ static int keep_args(Operations *all, Record *record, PyObject *args, PyObject *
     return 0;
 }
 
+/* How often a tensor that was just made was written; nobody counts it in inference mode. To ask there
+ * takes a hundred times as long, for an error: so who was one of those before is asked first. */
+static long version_of_made(Operations *all, PyObject *tensor) {
+    if (all->infers) {
+        PyObject *uncounted = PyObject_CallMethodObjArgs(tensor, is_inference, NULL);
+        all->infers = uncounted == Py_True;
+        Py_XDECREF(uncounted);
+        if (uncounted != Py_False)
+            return UNCOUNTED;
+    }
+    const long number = version_of_tensor(tensor);
+    if (number == UNCOUNTED && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        PyErr_Clear();
+        all->infers = 1;
+    }
+    return number;
+}
+
 /* A new record, whose place and numbers are set by the caller. */
 static Record *record_made(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs,
                            PyObject *result, PyObject *its_dtype, long path, int keeps_all) {
@@ -388,13 +389,8 @@ static Record *record_made(Operations *all, PyObject *func, PyObject *args, PyOb
     record->path = path;
     record->depth = record->count = 0;
     record->last = -1;
-    record->version = UNCOUNTED;
     if (keep_args(all, record, args, kwargs, result, keeps_all) == 0) {
-        PyObject *uncounted = keeps_all ? held(Py_False)
-                                        : PyObject_CallMethodObjArgs(result, is_inference, NULL);
-        if (uncounted == Py_False)
-            record->version = version_of_tensor(result);
-        Py_XDECREF(uncounted);
+        record->version = version_of_made(all, result);
         if (!PyErr_Occurred())
             record->reference = PyWeakref_NewRef(result, NULL);
         if (record->reference != NULL)
@@ -404,36 +400,23 @@ static Record *record_made(Operations *all, PyObject *func, PyObject *args, PyOb
     return NULL;
 }
 
-/* Puts a record in the table, in place of one that nobody asks for any more. */
-static int enter(Operations *all, PyObject *tensor, Record *record) {
-    PyObject *key = PyLong_FromVoidPtr(tensor);
-    Record *before = key == NULL ? NULL : (Record *)PyDict_GetItemWithError(all->table, key);
-    int done = key == NULL || PyErr_Occurred() ? -1 : 0;
-    if (before != NULL)
-        Py_CLEAR(before->reference);
-    if (done == 0)
-        done = PyDict_SetItem(all->table, key, (PyObject *)record);
-    Py_XDECREF(key);
-    return done == 0 && PyDict_Size(all->table) > all->most ? forget_gone(all) : done;
-}
-
 /* Notes a tensor that cannot be made again, at its position: a leaf, or one without a record. */
 static int give(Operations *all, PyObject *value, PyObject *kept, long position, PyObject *given) {
-    PyObject *found = PyObject_GetAttr(value, is_leaf);
+    PyObject *found = attribute_of(value, &is_leaf);
     if (found == NULL)
         return -1;
     const int leaf = found == Py_True;
     Py_DECREF(found);
     if (!leaf && Py_TYPE(kept) == record_type)
         return 0;
-    PyObject *counted = PyObject_GetAttr(value, version);
+    PyObject *counted = attribute_of(value, &version);
     PyObject *key = PyLong_FromLong(position);
     PyObject *pair = counted == NULL ? NULL : PyTuple_Pack(2, value, counted);
     int done = key == NULL || pair == NULL ? -1 : PyDict_SetItem(given, key, pair);
     Py_XDECREF(counted);
     Py_XDECREF(key);
     Py_XDECREF(pair);
-    if (done != 0 || !leaf || !attribute_is(value, requires_grad, Py_True))
+    if (done != 0 || !leaf || !attribute_is(value, &requires_grad, Py_True))
         return done;
     key = PyLong_FromVoidPtr(value);
     PyObject *reference = PyWeakref_NewRef(value, NULL);
@@ -470,7 +453,7 @@ static int note_at_node(Operations *all, Record *record, PyObject *args, PyObjec
     Py_XDECREF(enabled);
     if (enabled != Py_True) /* the node of a view that was written then could not be asked for */
         return enabled == NULL ? -1 : 0;
-    PyObject *node = PyObject_GetAttr(result, grad_fn);
+    PyObject *node = attribute_of(result, &grad_fn);
     if (node == NULL || node == Py_None) {
         Py_XDECREF(node);
         return node == NULL ? -1 : 0;
@@ -500,11 +483,11 @@ static int note_at_node(Operations *all, Record *record, PyObject *args, PyObjec
 
 /* Counts a tensor whose numbers are not read here, if they may be bad. */
 static int count_unread(Operations *all, PyObject *tensor) {
-    PyObject *its_dtype = PyObject_GetAttr(tensor, dtype);
+    PyObject *its_dtype = attribute_of(tensor, &dtype);
     if (its_dtype == NULL)
         return -1;
-    all->unread += attribute_is(its_dtype, is_floating_point, Py_True) ||
-                   attribute_is(its_dtype, is_complex, Py_True);
+    all->unread += attribute_is(its_dtype, &is_floating_point, Py_True) ||
+                   attribute_is(its_dtype, &is_complex, Py_True);
     Py_DECREF(its_dtype);
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -530,8 +513,8 @@ static int ask_for_pair(Operations *all, PyObject *tensor, double *low, double *
 
 /* Whether a dtype is of floating-point or complex numbers. */
 static int may_be_bad(PyObject *its_dtype) {
-    return attribute_is(its_dtype, is_floating_point, Py_True) ||
-           attribute_is(its_dtype, is_complex, Py_True);
+    return attribute_is(its_dtype, &is_floating_point, Py_True) ||
+           attribute_is(its_dtype, &is_complex, Py_True);
 }
 
 /* Tells Python of an operation that has made no floating-point numbers, if something may be bad. */
@@ -549,13 +532,18 @@ static int tell_other(Operations *all, PyObject *func, PyObject *args, PyObject 
 /* Notes what an operation has made, or written to. -1 where an error came. */
 static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *result,
                 long path) {
+    if ((PyObject *)Py_TYPE(func) == all->wrapper) { /* such as a gradient: nothing has made it here */
+        const int is_view = PySet_Contains(all->views, func);
+        if (is_view != 1)
+            return is_view;
+    }
     const int is_plain = (PyObject *)Py_TYPE(result) == plain || (PyObject *)Py_TYPE(result) == parameter;
-    if (!is_plain || !attribute_is(result, layout, strided) ||
-        !attribute_is(result, is_nested, Py_False)) {
+    if (!is_plain || !attribute_is(result, &layout, strided) ||
+        !attribute_is(result, &is_nested, Py_False)) {
         return PyErr_Occurred() ? -1 : is_plain ? count_unread(all, result) : 0;
     }
-    const int is_here = attribute_is(result, is_cpu, Py_True);
-    PyObject *its_dtype = PyObject_GetAttr(result, dtype);
+    const int is_here = attribute_is(result, &is_cpu, Py_True);
+    PyObject *its_dtype = attribute_of(result, &dtype);
     if (its_dtype == NULL)
         return -1;
     const int is_known = PySet_Contains(dtypes, its_dtype);
@@ -566,7 +554,7 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
     double low, high;
     if (is_known < 0)
         goto end;
-    if (may_be_bad(its_dtype) && (is_known == 0 || !is_here)) {
+    if ((is_known == 0 || !is_here) && may_be_bad(its_dtype)) {
         const int is_read = ask_for_pair(all, result, &low, &high, &later);
         if (is_read != 1) {
             done = is_read < 0 ? -1 : count_unread(all, result);
@@ -590,20 +578,13 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
             goto end;
         }
     }
-    if ((PyObject *)Py_TYPE(func) == all->wrapper) { /* such as a gradient */
-        const int is_view = PySet_Contains(all->views, func);
-        if (is_view != 1) {
-            done = is_view;
-            goto end;
-        }
-    }
     long last;
     const int is_called = find_caller(all, &code, &last);
     if (is_called != 1) {
         done = is_called;
         goto end;
     }
-    needs = PyObject_GetAttr(result, requires_grad);
+    needs = attribute_of(result, &requires_grad);
     if (needs == NULL)
         goto end;
     record = record_made(all, func, args, kwargs, result, its_dtype, path, needs == Py_True);
@@ -617,7 +598,7 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
     record->later = later;
     later = NULL;
     all->count++;
-    if (enter(all, result, record) != 0)
+    if (enter(&all->table, result, record) != 0)
         goto end;
     done = 0;
     PyObject *named = kwargs == NULL ? Py_None : kwargs;
@@ -819,12 +800,20 @@ static PyObject *ask_python(Operations *all, PyObject *given, PyObject *names) {
 /* As a `__torch_function__`. */
 static PyObject *operations_call(PyObject *self, PyObject *given, PyObject *names) {
     Operations *all = (Operations *)self;
-    PyObject *func, *types, *args = NULL, *kwargs = NULL;
+    const Py_ssize_t count = PyTuple_Size(given);
+    PyObject *func, *args, *kwargs = NULL;
     if ((!all->is_direct && all->followed == NULL) || (names != NULL && PyDict_Size(names) > 0) ||
-        PyTuple_Size(given) < 3)
+        count < 3)
         return ask_python(all, given, names);
-    if (!PyArg_ParseTuple(given, "OOO!|O", &func, &types, &PyTuple_Type, &args, &kwargs) ||
-        as_names(&kwargs) != 0)
+    func = PyTuple_GetItem(given, 0);
+    args = PyTuple_GetItem(given, 2);
+    if (count > 3)
+        kwargs = PyTuple_GetItem(given, 3);
+    if (count > 4 || !PyTuple_Check(args)) {
+        PyErr_SetString(PyExc_TypeError, "an operation is a function, types, a tuple, and keywords");
+        return NULL;
+    }
+    if (as_names(&kwargs) != 0)
         return NULL;
     PyObject *result = NULL;
     int is_run = 0;
@@ -879,9 +868,8 @@ static PyObject *operations_new(PyTypeObject *type, PyObject *given, PyObject *n
     all->noted = kept[9];
     all->is_grad_enabled = kept[10];
     all->most_depth = most_depth;
-    all->most = all->most_known = most_known;
-    all->table = PyDict_New();
-    if (all->table == NULL)
+    all->table.least = (size_t)most_known;
+    if (make_room(&all->table, all->table.least) != 0)
         Py_CLEAR(all);
     return (PyObject *)all;
 }
@@ -892,7 +880,6 @@ static int operations_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(all->hooks);
     Py_VISIT(all->mode);
     Py_VISIT(all->followed);
-    Py_VISIT(all->table);
     return 0;
 }
 
@@ -901,8 +888,6 @@ static int operations_clear(PyObject *self) {
     Py_CLEAR(all->hooks);
     Py_CLEAR(all->mode);
     Py_CLEAR(all->followed);
-    if (all->table != NULL)
-        PyDict_Clear(all->table);
     return 0;
 }
 
@@ -922,7 +907,7 @@ static void operations_dealloc(PyObject *self) {
     Py_CLEAR(all->leaves);
     Py_CLEAR(all->noted);
     Py_CLEAR(all->is_grad_enabled);
-    Py_CLEAR(all->table);
+    empty(&all->table);
     for (int i = 0; i < KINDS_OF_CODE; i++)
         Py_CLEAR(all->codes[i]);
     PyTypeObject *type = Py_TYPE(self);
@@ -1014,6 +999,14 @@ static PyGetSetDef OPERATIONS_ATTRIBUTES[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+/* Torch asks each time whose method it calls, by a name that no type remembers. */
+static PyObject *operations_getattro(PyObject *self, PyObject *name) {
+    Operations *all = (Operations *)self;
+    if (all->mode != NULL && PyUnicode_CompareWithASCIIString(name, "__self__") == 0)
+        return held(all->mode);
+    return PyObject_GenericGetAttr(self, name);
+}
+
 static PyMethodDef OPERATIONS_METHODS[] = {
     {"run", operations_run, METH_VARARGS, run_doc},
     {"of", operations_of, METH_O, of_doc},
@@ -1026,6 +1019,7 @@ static PyType_Slot OPERATIONS_SLOTS[] = {
     {Py_tp_traverse, operations_traverse},
     {Py_tp_clear, operations_clear},
     {Py_tp_call, operations_call},
+    {Py_tp_getattro, operations_getattro},
     {Py_tp_methods, OPERATIONS_METHODS},
     {Py_tp_getset, OPERATIONS_ATTRIBUTES},
     {Py_tp_doc, "Runs the operations of a script, and keeps the records of live tensors."},
@@ -1045,9 +1039,7 @@ static int add_operations(PyObject *module) {
         PyObject **at;
         const char *name;
     } names[] = {
-        {&f_back, "f_back"},       {&f_lasti, "f_lasti"},         {&is_inference, "is_inference"},
-        {&is_floating_point, "is_floating_point"}, {&is_complex, "is_complex"},
-        {&grad_fn, "grad_fn"},     {&metadata, "metadata"},
+        {&is_inference, "is_inference"}, {&metadata, "metadata"},
         {&name_kind, "kind_of"},   {&name_turned, "turned_bad"},
         {&name_other, "other"},    {&name_apart, "apart"},        {&name_raised, "raised"},
         {&name_inside, "inside"}, {&name_objected, "objected"}, {&name_otherwise, "otherwise"},

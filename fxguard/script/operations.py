@@ -312,6 +312,8 @@ class PlainOperations:
         path: int | None,
     ) -> None:
         """Note what an operation has made, or written to."""
+        if type(func) is GETTER and func not in VIEWS:
+            return  # such as a gradient: nothing has made it here
         if not (result.is_floating_point() or result.is_complex()):
             if self.has_bad or self.awaits:
                 self._hooks.other(func, args, kwargs, result)
@@ -319,8 +321,6 @@ class PlainOperations:
         if (pair := self._hooks.pair_of(result)) is None:
             self.unread += bool(result.numel()) and func_level() is None
             return
-        if type(func) is GETTER and func not in VIEWS:
-            return  # such as a gradient
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and (kind := self._kind_of(frame.f_code)) != OF_SCRIPT:
             frame = None if kind == OF_GRAPH else frame.f_back

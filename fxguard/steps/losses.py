@@ -106,9 +106,7 @@ class Losses:
             self._late_outputs().note(x for x in nodes.leaves(output) if isinstance(x, Tensor))
         if not torch.is_grad_enabled():
             return
-        labels, tensors = marks.flatten_call((), {}, output)
-        outputs = [(label, x) for label, x, _ in marks.rows_of(labels, tensors) if x is not None]
-        outputs += _in_distributions(output)
+        outputs = list(_labelled(output))
         if not any(tensor.requires_grad for _, tensor in outputs):
             return
         loss = self._following().loss_of(made_in.number)
@@ -228,6 +226,16 @@ def _forget(here: threading.local, of_all_threads: Iterable[Following]) -> None:
     for each in list(of_all_threads):
         each.retire()
     hear_of_modules(here, None, None)  # also after threads that have ended
+
+
+def _labelled(output: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a model has returned, by their labels."""
+    if type(output) is Tensor:  # in most small models: all the rest takes longer than their forward
+        yield "output", output
+        return
+    labels, tensors = marks.flatten_call((), {}, output)
+    yield from ((label, x) for label, x, _ in marks.rows_of(labels, tensors) if x is not None)
+    yield from _in_distributions(output)
 
 
 def _in_distributions(output: Any, label: str = "output") -> Iterator[tuple[str, Tensor]]:
