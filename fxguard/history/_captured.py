@@ -29,6 +29,7 @@ class _Call:
     title: str
     source: str
     constants: str
+    dtype: str  # of what it makes: autocast changes no constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,9 @@ def _calls_of(run: GraphRun) -> Iterator[_Call]:
             title = title_of(run.running_name(step.module), step.kind)
             source = "" if step.source is None else step.source.place
             moves = read_node(node, run.graph_module).moves
-            yield _Call(title, source, "" if moves else _constants(node))
+            made = [run.plan.values[value].dtype for value in step.outputs]
+            constants = "" if moves else _constants(node)
+            yield _Call(title, source, constants, made[0] if made else "")
 
 
 def _constants(node: Node) -> str:
@@ -117,6 +120,8 @@ def _difference(before: list[_Call], now: list[_Call]) -> Changed | None:
         if one != other:
             if one.title != other.title:
                 sentence = f"{other.title} runs where {one.title} did"
+            elif one.dtype != other.dtype and one.constants == other.constants:
+                sentence = f"{other.title} makes {other.dtype} in place of {one.dtype}"
             else:
                 given = other.constants or "another number"  # a tensor that no constant tells
                 sentence = f"{other.title} is given {given} in place of {one.constants or given}"

@@ -36,6 +36,8 @@ OF_SIZE = (
     "range and mean of {} are in their bands: look at what the code computes from its size, or has "
     "kept from the batches before"
 )
+NO_WRITE = 1e-5  # of the norm of a weight: rounding
+MOST_STEPS = 3  # that are named
 HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved
 JUST_NOW = 8  # lines, of which the first in which the loss has moved is that of its jump
@@ -63,37 +65,69 @@ def explained(
         may_be_data: whether the batch may be to blame. If not, only what else left its band is.
     """
     others = [one for one in exits if CAUSE.get(series[one.place].kind) != "data"]
-    exits = exits if may_be_data else others or exits
-    first = exits[0]
+    left = exits if may_be_data else others or exits
+    first = left[0]
     other = _other_code(series, table, first)
     if other is not None:
         first = replace(first, place=other)
     known, begin = series[first.place], steps[first.line]
     moved, loss = _moved(series, far, first.line)
-    cause, what = CAUSE.get(known.kind, "unknown"), known.what
+    cause, what, source = CAUSE.get(known.kind, "unknown"), known.what, known.source
     evidence = [said(series, steps, table, first)]
-    if exits[0].place != first.place:
-        evidence.insert(0, said(series, steps, table, exits[0]))
+    evidence += _other_writes(series, steps, table, left, first)
+    if left[0].place != first.place:
+        evidence.insert(0, said(series, steps, table, left[0]))
     given = _given(series, known) if may_be_data and other is None else []
-    if given:
+    computed = [] if may_be_data else _computed_inputs(series, exits)
+    if computed and known.kind in ("operation", "loss"):
+        cause, what, source = "operation", f"what computes {series[computed[0].place].what}", ""
+        evidence = [said(series, steps, table, computed[0])]
+    elif given:
         cause, what = "data", " or ".join(one.what for one in given)
         names = " and ".join(one.what for one in given)
         evidence.append(f"what runs before it is in its band, as are range and mean of {names}")
-    elif known.detail in (ROWS, ROW_SIZE) and _is_of_size_alone(series, exits):
+    elif known.detail in (ROWS, ROW_SIZE) and _is_of_size_alone(series, left):
         evidence.append(OF_SIZE.format(known.what))
     elif known.kind == "step" and not _follows_gradient(series, table, first):
         cause, what = "step", f"the optimizer's step on {known.what}"
         evidence.append(OF_STATES)
-    elif cause == "gradient" and (left := _share(series, exits)) > 0.5:
+    elif cause == "gradient" and (share := _share(series, left)) > 0.5:
         what = "all gradients"
-        evidence.append(f"so do those of {percent(left)} of the weights")
+        evidence.append(f"so do those of {percent(share)} of the weights")
     if known.kind != "setting":  # which nothing measured can have caused
-        changed = (one for one in exits[1:] if series[one.place].kind == "setting")
+        changed = (one for one in left[1:] if series[one.place].kind == "setting")
         evidence += [said(series, steps, table, one) for one in changed][:1]
     if loss is not None and (loss, moved) != (first.place, first.line):  # else it is said
         evidence.append(_of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - begin
-    return Event(begin, cause, what, known.source, lead, tuple(evidence))
+    return Event(begin, cause, what, source, lead, tuple(evidence))
+
+
+def _computed_inputs(series: list[Series], exits: list[Exit]) -> list[Exit]:
+    """Inputs that left their bands though no batch is to blame: other weights compute them."""
+    return [one for one in exits if series[one.place].kind == "input"]
+
+
+def _other_writes(
+    series: list[Series], steps: list[int], table: Tensor, exits: list[Exit], first: Exit
+) -> list[str]:
+    """What else was written as a weight was, and when it was written before."""
+    known = series[first.place]
+    if known.kind != "drift" or known.detail == BUFFER:
+        return []
+    others = sum(
+        series[one.place].kind == "drift" and series[one.place].detail != BUFFER
+        for one in exits
+        if one.place != first.place
+    )
+    lines = (table[: first.line, first.place] > NO_WRITE).nonzero().flatten().tolist()
+    earlier = [str(steps[line]) for line in lines][-MOST_STEPS:]
+    found = []
+    if others:
+        found.append(f"so {'are' if others > 1 else 'is'} {others} more weight{'s' * (others > 1)}")
+    if earlier:
+        found.append(f"it was so before step{'s' * (len(earlier) > 1)} {', '.join(earlier)}, too")
+    return found
 
 
 def _is_of_size_alone(series: list[Series], exits: list[Exit]) -> bool:

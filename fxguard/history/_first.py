@@ -21,6 +21,7 @@ STRONG = 1.6  # the same, for what lasts one step only
 LEAST = 0.5  # octaves by which a gradient or a step is above what is usual
 CHANGED = 0.04  # octaves: 3 %
 CONSTANT = 32  # steps
+RARELY = 0.05  # of the steps: what writes a weight so seldom, and now, has not done so by chance
 MOSTLY = 0.95  # of the steps: an operation that runs in so many runs always
 GAP = 2  # steps in which nothing is out, within one disturbance
 
@@ -39,6 +40,7 @@ PHASE = {
     "drift": 8,
 }
 WRITTEN = 0
+RATE = "learning rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Exit:
     line: int  # of the table
     place: int  # of the series
     distance: float  # from the median, in deviations: negative below it
-    is_first_write: bool  # of a weight that nothing but the optimizer used to write
+    is_rare_write: bool  # of a weight that nothing but the optimizer writes in most steps
 
 
 def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: int) -> list[Exit]:
@@ -71,12 +73,11 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     below = calm.nan_to_num(0.0).clamp(max=0).amin(dim=0) if len(calm) else 0 * distances[-1]
     above = (BEYOND_USUAL * above.nan_to_num(0.0)).clamp(min=OUT)
     below = (-BEYOND_USUAL * below.nan_to_num(0.0)).clamp(min=OUT_BELOW)
+    rarely = _rarely_written(series, values[: max(1, start)])
+    above = above.masked_fill(rarely, OUT)  # at an earlier write it was as far, whatever came of it
     seen = distances[start:]
     out = torch.maximum(seen / above, -seen / below).nan_to_num(0.0)
     phases = [PHASE.get(known.kind, -1) for known in series]
-    drifts = torch.tensor([known.kind == "drift" for known in series])
-    used_to = values[: count - 1] > NO_DRIFT  # NaN is not measured
-    unwritten = drifts & ~used_to[max(0, start - BACK) : start].any(dim=0)
     for place, known in enumerate(series):
         if phases[place] < 0:
             out[:, place] = 0
@@ -84,8 +85,8 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
             out[:, place] *= seen[:, place] > 0  # the last batch of an epoch is often a short one
         elif known.kind in ("setting", "gradient", "step"):
             out[:, place] *= seen[:, place] > 0  # what becomes smaller makes nothing jump
-            if known.kind == "setting":
-                out[:, place] += raised(values[:, place])[start:]
+            if known.kind == "setting":  # such as that of a group that an optimizer did not have
+                out[:, place] += raised(values[:, place])[start:] + _came(values[:, place])[start:]
             else:  # these always move
                 before = values[max(0, start - BACK) : max(1, start), place].nanmedian()
                 out[:, place] *= ~(values[start:, place] < before + LEAST)
@@ -95,20 +96,30 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
             out[:, place] *= values[start:, place] > NO_DRIFT
     begin = _begin(out)
     found = [
-        Exit(start + begin, place, float(seen[begin, place]), bool(unwritten[place]))
+        Exit(start + begin, place, float(seen[begin, place]), bool(rarely[place]))
         for place in range(len(series))
         if out[begin, place] >= 1
     ]
 
     def order(one: Exit) -> tuple[int, float, int, int]:
-        is_before = one.is_first_write or series[one.place].detail == BUFFER
+        known = series[one.place]
+        is_before = one.is_rare_write or known.detail == BUFFER
         phase = WRITTEN if is_before else phases[one.place]
-        size = -one.distance if series[one.place].detail == BUFFER else 0.0
-        return phase, size, series[one.place].order, one.place
+        size = -one.distance if known.detail == BUFFER else 0.0
+        if known.kind == "setting" and known.what.startswith(RATE):  # of several, what matters most
+            size = -1.0
+        return phase, size, known.order, one.place
 
     found.sort(key=order)
     clear = [one for one in found if out[begin, one.place] >= CLEARLY]
     return clear or found
+
+
+def _rarely_written(series: list[Series], before: Tensor) -> Tensor:
+    """Of which series something else than the optimizer writes the weight, in few steps or none."""
+    drifts = torch.tensor([known.kind == "drift" for known in series])
+    written = before > NO_DRIFT  # NaN is not measured
+    return drifts & (written.double().mean(dim=0) <= RARELY)
 
 
 def raised(column: Tensor) -> Tensor:
@@ -126,17 +137,27 @@ def raised(column: Tensor) -> Tensor:
     return found
 
 
-def _came_or_went(column: Tensor) -> Tensor:
-    """How clearly an operation that always ran runs no more, or one runs for the first time.
+def _came(column: Tensor) -> Tensor:
+    """How clearly something is measured for the first time, and always from then on.
 
     Args:
-        column: its octaves; NaN where it did not run.
+        column: its octaves; NaN where it was not measured.
     """
     runs = column == column
     found = torch.zeros_like(column)
     first = int(runs.to(torch.int8).argmax()) if bool(runs.any()) else 0
     if first > BACK // 2 and bool(runs[first:].all()):
         found[first] = STRONG
+    return found
+
+
+def _came_or_went(column: Tensor) -> Tensor:
+    """How clearly an operation that always ran runs no more, or one runs for the first time.
+
+    Args:
+        column: its octaves; NaN where it did not run.
+    """
+    runs, found = column == column, _came(column)
     last = len(runs) - 1 - int(runs.flip(0).to(torch.int8).argmax())
     before = runs[max(0, last - BACK) : last + 1]
     if last < len(runs) - 1 and len(before) > BACK // 2 and float(before.double().mean()) > MOSTLY:

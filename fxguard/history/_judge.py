@@ -185,7 +185,7 @@ class Judge:
             if known.kind == "setting" and place != climbs:
                 lines = raised(table[:, place].abs().log2()).nonzero().flatten().tolist()
                 if lines and (found is None or lines[-1] > found[0]):
-                    one = Exit(lines[-1], place, 0.0, is_first_write=False)
+                    one = Exit(lines[-1], place, 0.0, is_rare_write=False)
                     found = lines[-1], said(self._series, steps, table, one)
         return () if found is None else (found[1],)
 

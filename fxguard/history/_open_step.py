@@ -13,7 +13,7 @@ from fxguard.history._norms import Number
 from fxguard.history._series import Kind, Row, Series
 from fxguard.measure.at_hand import own_arithmetic
 
-__all__ = ["ORDER", "OpenStep"]
+__all__ = ["ORDER", "OpenStep", "as_range"]
 
 # Where the series of each kind begin in the order of execution. What has written a weight since the
 # last step did so before anything else ran.
@@ -43,6 +43,23 @@ class _Later(NamedTuple):
     divisor: Tensor | None
 
 
+def as_range(series: Sequence[int]) -> Sequence[int]:
+    """The same positions, as a range if they follow one another."""
+    whole = range(series[0], series[0] + len(series)) if series else range(0)
+    return whole if list(whole) == list(series) else series
+
+
+def _floats(numbers: Sequence[Number], by: Sequence[Number] | None) -> list[float] | None:
+    """Numbers or their quotients; None if some are on a device."""
+    found = [x for x in numbers if isinstance(x, float)]
+    if by is not None:
+        divisors = [x for x in by if isinstance(x, float)]
+        if len(divisors) != len(found):
+            return None
+        found = [x / y if y else 0.0 for x, y in zip(found, divisors, strict=True)]
+    return found if len(found) == len(numbers) else None
+
+
 class OpenStep:
     """Collects the numbers of one step after the other.
 
@@ -52,7 +69,8 @@ class OpenStep:
 
     def __init__(self, register: Callable[[Series], object]) -> None:
         self._register = register
-        self._known: dict[str, int] = {}
+        self._known: dict[str, int] = {}  # by name
+        self._asked: dict[tuple[str, str, str, str], int] = {}  # by what a name is made of
         self._low: list[float] = []
         self._high: list[float] = []
         self._later: list[_Later] = []
@@ -79,6 +97,10 @@ class OpenStep:
             order: its position among those of its kind; behind all that are known if None.
             is_of_loss: whether an operation reads targets, and stands behind them.
         """
+        asked = kind, what, source, detail
+        found = self._asked.get(asked)
+        if found is not None:
+            return found
         says_kind = what.startswith(kind)  # "loss", "input ids", "targets", "graph of the model"
         name = " ".join(filter(None, ("" if says_kind else kind, what, source, detail)))
         found = self._known.get(name)
@@ -88,6 +110,7 @@ class OpenStep:
             self._low.append(math.nan)
             self._high.append(math.nan)
             self._register(Series(name, kind, what, source, place, detail, dtype))
+        self._asked[asked] = found
         return found
 
     def note(self, series: int, low: float, high: float) -> None:
@@ -116,15 +139,33 @@ class OpenStep:
     def note_all(
         self, series: Sequence[int], numbers: Sequence[Number], by: Sequence[Number] | None = None
     ) -> None:
-        """Add one number to each series, as it is or as a quotient; a quotient by 0 is 0."""
-        for at, number in enumerate(numbers):
-            divisor = None if by is None else by[at]
-            if isinstance(number, Tensor):
-                assert divisor is None or isinstance(divisor, Tensor)
-                self.later(series[at], number, divisor)
-            else:
-                found = number if divisor is None else number / divisor if divisor else 0.0
-                self.note(series[at], float(found), float(found))
+        """Add one number to each series, as it is or as a quotient; a quotient by 0 is 0.
+
+        Args:
+            series: their positions; a range takes least time.
+            numbers: floats, or tensors of one element.
+            by: divisors, of the same kind.
+        """
+        floats = _floats(numbers, by)
+        if floats is None:
+            for at, number in enumerate(numbers):
+                self._note_one(series[at], number, None if by is None else by[at])
+            return
+        if isinstance(series, range) and not math.isnan(sum(floats)):
+            part = slice(series.start, series.stop)
+            if all(map(math.isnan, self._high[part])):  # there are none
+                self._low[part] = self._high[part] = floats
+                return
+        for place, number in zip(series, floats, strict=True):
+            self.note(place, number, number)
+
+    def _note_one(self, series: int, number: Number, divisor: Number | None) -> None:
+        if isinstance(number, Tensor):
+            assert divisor is None or isinstance(divisor, Tensor)
+            self.later(series, number, divisor)
+        else:
+            found = float(number if divisor is None else number / divisor if divisor else 0.0)
+            self.note(series, found, found)
 
     def row(self, step: int) -> Row:
         """The numbers of the step, and begin another one."""
@@ -146,5 +187,5 @@ class OpenStep:
                 numbers = iter(torch.stack(given).tolist())
                 for each in found:
                     number = next(numbers)
-                    by = None if each.divisor is None else [next(numbers)]
-                    self.note_all([each.series], [number], by)
+                    by = None if each.divisor is None else next(numbers)
+                    self._note_one(each.series, number, by)

@@ -35,6 +35,8 @@ def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> st
     before = _before(table, one)
     if math.isnan(now):
         return f"{_name(known)} has run in each step, and runs no more in step {step}"
+    if math.isnan(before) and known.kind == "setting":
+        return f"{known.what} is {number(now)}, and is there for the first time in step {step}"
     if math.isnan(before):
         return f"{_name(known)} runs for the first time in step {step}: it makes {number(now)}"
     return f"{_name(known)} goes from {number(before)} to {number(now)} in step {step}"

@@ -6,13 +6,13 @@ A factor, such as that of a clipped norm or of a loss scale, turns nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from fxguard.history._norms import Number, changes
-from fxguard.history._open_step import OpenStep
+from fxguard.history._open_step import OpenStep, as_range
 from fxguard.history._sample import LARGE, are_alike, sample_of
 from fxguard.measure import native
 
@@ -31,10 +31,12 @@ class Turned:
 
     def __init__(self, step: OpenStep, names: Sequence[str]) -> None:
         self.step = step
-        self._series = [
-            step.series("gradient", name, order=len(names) - at, detail="turned")
-            for at, name in enumerate(names)
-        ]
+        self._series = as_range(
+            [
+                step.series("gradient", name, order=len(names) - at, detail="turned")
+                for at, name in enumerate(names)
+            ]
+        )
         self._made: dict[int, Tensor] = {}  # by position: as the backward made it
 
     def backward_ended(self, gradients: Sequence[Tensor | None]) -> None:
@@ -62,29 +64,24 @@ class Turned:
             if at in self._made and gradient is not None
         ]
         now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
-        if not native.are_here(now, made, LARGE):
+        between: Iterable[Sequence[Number]] | None
+        between = native.changes(now, made, LARGE)  # the copies are of no use any more
+        if between is None:
             pairs = [each for each in pairs if are_alike(sample_of(each[1]), each[2])]
             now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
-        if not pairs:
-            return
-        found = zip(pairs, *changes(now, made), strict=True)  # the copies are of no use any more
-        for (at, *_), between, other, one in found:
-            self._note(self._series[at], one, other, between)
-
-    def _note(self, series: int, before: Number, after: Number, apart: Number) -> None:
-        if isinstance(before, Tensor):
-            product = 2 * before * after
-            cosine = (before**2 + after**2 - apart**2) / product.where(product > 0, 1.0)
-            is_turned = (product > 0) & (cosine < 1 - ROUNDING)
-            self.step.later(series, torch.where(is_turned, 1 - cosine, 0.0))
-        else:
-            found = _turned(before, float(after), float(apart))
-            self.step.note(series, found, found)
+            between = changes(now, made)
+        is_all = len(pairs) == len(self._series)
+        series = self._series if is_all else [self._series[at] for at, *_ in pairs]
+        self.step.note_all(series, [*map(_turned, *between)])
 
 
-def _turned(before: float, after: float, apart: float) -> float:
-    """1 less the cosine of two vectors, given their norms and that of their difference."""
+def _turned(apart: Number, after: Number, before: Number) -> Number:
+    """1 less the cosine of two vectors, given the norm of their difference, and theirs."""
     product = 2 * before * after
+    if isinstance(product, Tensor):
+        cosine = (before**2 + after**2 - apart**2) / product.where(product > 0, 1.0)
+        is_turned = (product > 0) & (cosine < 1 - ROUNDING)
+        return torch.where(is_turned, 1 - cosine, 0.0)
     if not 0 < product < math.inf:
         return 0.0
     turned = 1 - (before * before + after * after - apart * apart) / product

@@ -22,6 +22,9 @@ RISES = 32  # steps in which a number may rise
 STAYS = 8  # steps in which it is up
 RISEN = 1.0  # octaves
 REFRESHED = 16  # steps after which what is usual is computed anew
+LOCAL = 16  # steps just before, from which a number may step up
+STEP_UP = 1.0  # octaves above their median
+JUMP_UP = 8.0  # likewise, in deviations
 TINY, HUGE = -200.0, 1100.0  # octaves that stand for zero and for infinity
 
 
@@ -112,7 +115,19 @@ class Watch:
 
     def _is_out(self, value: float) -> bool:
         last = [*self._last, value][-WIDTH:]
-        return sum(last) / len(last) > self._limit or value > self._limit_at_once
+        mean = sum(last) / len(last)
+        return mean > self._limit or value > self._limit_at_once or self._is_step_up(last)
+
+    def _is_step_up(self, last: list[float]) -> bool:
+        """Whether the last steps are far above those just before: while a series falls, its band is
+        wide, and the number may be inside it.
+        """
+        if not self._rises:
+            return False
+        before = list(self._means)[-LOCAL - WIDTH + 1 : -WIDTH + 1]  # without a step of the last
+        middle, deviation = band(before)
+        least = max(middle + max(STEP_UP, JUMP_UP * deviation), max(before) + STEP_UP / 2)
+        return min(last) > max(before) and sum(last) / len(last) > least
 
     def _learn(self, far: float, found: bool) -> None:
         """Note how far from its median a series goes while nothing happens."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from fxguard.history._norms import changes, largest, norms
-from fxguard.history._open_step import OpenStep
+from fxguard.history._norms import Changes, changes, largest, norms
+from fxguard.history._open_step import OpenStep, as_range
 from fxguard.history._sample import LARGE, are_alike, part_here, parts_here, sample_of
 from fxguard.history._turned import Turned
 from fxguard.measure import native
@@ -19,6 +18,7 @@ from fxguard.steps.optimizer_step import settings_of
 
 __all__ = ["WeightsOfOptimizer"]
 
+KINDS = ("gradient", "norm", "drift", "step")  # of series of a weight
 FULL = 10  # steps: so often the norms of large weights and states are those of all elements
 
 
@@ -54,11 +54,13 @@ class WeightsOfOptimizer:
         self._steps = 0
         stepped = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.is_of_model = any(id(weight) in names for weight in stepped)
+        self._of_all: dict[str, Sequence[int]] = {}
         self._held, self._copies = list[_Held](), list[Tensor]()  # of samples, after the last step
         with own_arithmetic():
             for held, copy in self._held_by(stepped, names):
                 self._held.append(held)
                 self._copies.append(copy)
+        self._of_all = {kind: self._series(kind, list(self._held)) for kind in KINDS}
         self._turned = Turned(step, [x.name for x in self._held])
         parts = [part_here(x.weight) for x in self._held]
         self._has_large = any(x is not None and x.numel() > LARGE for x in parts)
@@ -77,17 +79,16 @@ class WeightsOfOptimizer:
         with own_arithmetic():
             gradients = self._gradients()
             pairs = zip(self._held, gradients, strict=True)
-            series = [x.gradient for x, gradient in pairs if gradient is not None]
+            having = [x for x, gradient in pairs if gradient is not None]
             given = tuple([x for x in gradients if x is not None])
-            self.step.note_all(series, norms(given, most=0))
+            self.step.note_all(self._series("gradient", having), norms(given, most=0))
             self._turned.note(gradients)
-            held, parts, copies = self._parts()
-            drifts, sizes, _ = changes(parts, copies)
+            held, parts, (drifts, sizes, _) = self._changed()
             if self._steps:  # before the first one nobody knows what they were
-                self.step.note_all([x.drift for x in held], drifts, sizes)
+                self.step.note_all(self._series("drift", held), drifts, sizes)
             if self._has_large and self._steps % FULL == 0:
                 sizes = norms(parts, most=0)
-            self.step.note_all([x.norm for x in held], sizes)
+            self.step.note_all(self._series("norm", held), sizes)
 
     def after(self, optimizer: Optimizer) -> None:
         """Note what the step changed, and what it went by.
@@ -97,20 +98,27 @@ class WeightsOfOptimizer:
         """
         self._steps += 1
         with own_arithmetic():
-            held, parts, copies = self._parts()
-            steps, sizes, _ = changes(parts, copies)
-            self.step.note_all([x.step for x in held], steps, sizes)
+            held, _, (steps, sizes, _) = self._changed()
+            self.step.note_all(self._series("step", held), steps, sizes)
             self._note_settings(optimizer)
             self._note_states(optimizer)
+
+    def _series(self, kind: str, held: list[_Held]) -> Sequence[int]:
+        """The positions of one kind of series of some weights, mostly of all."""
+        of_all = self._of_all.get(kind, ())
+        if len(held) == len(of_all):
+            return of_all
+        return as_range([getattr(x, kind) for x in held])
 
     def _gradients(self) -> Sequence[Tensor | None]:
         return parts_here(tuple([x.weight.grad for x in self._held]))
 
-    def _parts(self) -> tuple[list[_Held], tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The weights that can be compared with their copies, and these; others begin anew."""
+    def _changed(self) -> tuple[list[_Held], tuple[Tensor, ...], Changes]:
+        """The weights that can be compared with their copies, and how much; others begin anew."""
         weights, copies = tuple([x.weight for x in self._held]), tuple(self._copies)
-        if native.are_here(weights, copies, LARGE):
-            return self._held, weights, copies
+        of_all = native.changes(weights, copies, LARGE)
+        if of_all is not None:
+            return self._held, weights, Changes(*of_all)
         found = list[tuple[_Held, Tensor, Tensor]]()
         for at, (held, copy) in enumerate(zip(self._held, copies, strict=True)):
             part = part_here(held.weight)
@@ -121,11 +129,9 @@ class WeightsOfOptimizer:
                 found.append((held, part, copy))
             else:
                 self._copies[at] = sample.clone()
-        return (
-            [held for held, _, _ in found],
-            tuple([part for _, part, _ in found]),
-            tuple([copy for _, _, copy in found]),
-        )
+        parts = tuple([part for _, part, _ in found])
+        between = changes(parts, tuple([copy for _, _, copy in found]))
+        return [held for held, _, _ in found], parts, between
 
     def _held_by(
         self, stepped: Sequence[Tensor], names: Mapping[int, str]
@@ -134,13 +140,18 @@ class WeightsOfOptimizer:
         known = [(names[id(weight)], weight) for weight in stepped if id(weight) in names]
         parts = [(name, weight, part_here(weight)) for name, weight in known]
         found = [(name, weight, part) for name, weight, part in parts if part is not None]
-        series = self.step.series
+        series, names_of = self.step.series, [name for name, _, _ in found]
+        # Those of one kind follow one another. A backward makes the gradients of the last weights
+        # first.
+        gradients = [
+            series("gradient", name, order=len(found) - at) for at, name in enumerate(names_of)
+        ]
+        drifts = [series("drift", name, order=2 * at) for at, name in enumerate(names_of)]
+        sizes = [series("weight", name, order=2 * at) for at, name in enumerate(names_of)]
+        changed = [series("step", name, order=at) for at, name in enumerate(names_of)]
         for at, (name, weight, part) in enumerate(found):
-            # A backward makes the gradients of the last weights first.
-            gradient = series("gradient", name, order=len(found) - at)
-            drift, norm = series("drift", name, order=2 * at), series("weight", name, order=2 * at)
-            change = series("step", name, order=at)
-            yield _Held(name, weight, gradient, norm, drift, change), sample_of(part).clone()
+            held = _Held(name, weight, gradients[at], sizes[at], drifts[at], changed[at])
+            yield held, sample_of(part).clone()
 
     def _note_settings(self, optimizer: Optimizer) -> None:
         for at, group in enumerate(optimizer.param_groups):
@@ -152,15 +163,18 @@ class WeightsOfOptimizer:
 
     def _note_states(self, optimizer: Optimizer) -> None:
         """The largest magnitude of each state, over all weights."""
-        found: dict[str, list[Any]] = {}
-        for held in self._held:
-            for key, value in optimizer.state.get(held.weight, {}).items():
-                if isinstance(value, Tensor) and value.dim() and value.is_floating_point():
-                    found.setdefault(key, []).append(value)
-        for key, values in found.items():
-            parts = tuple([x for x in parts_here(tuple(values)) if x is not None])
-            series = self.step.series("state", f"{key} of {self.title}")
-            self.step.note_all([series] * len(parts), largest(parts))
+        state = optimizer.state
+        states = [state.get(held.weight, {}) for held in self._held]
+        for key in dict.fromkeys(key for each in states for key in each):
+            values = tuple([x for each in states if _is_measured(x := each.get(key))])
+            if values:
+                parts = tuple([x for x in parts_here(values) if x is not None])
+                series = self.step.series("state", f"{key} of {self.title}")
+                self.step.note_all([series] * len(parts), largest(parts))
+
+
+def _is_measured(state: object) -> bool:
+    return isinstance(state, Tensor) and state.dim() > 0 and state.is_floating_point()
 
 
 def _count(optimizer: Optimizer) -> int:

@@ -49,7 +49,8 @@ class Histories(Listener):
     """Notes what happens in each step, and ends the step.
 
     A step ends with the steps of optimizers, when the model is called again. Calls without
-    gradients, such as an evaluation, are no part of one.
+    gradients, such as an evaluation, are no part of one, nor are those of a model that was trained
+    and is frozen.
 
     Args:
         recorder: the batches of the model.
@@ -82,12 +83,13 @@ class Histories(Listener):
         if self._has_optimizer is None and self._calls >= WITHOUT:
             self._has_optimizer = False
         self._end_step()
-        self._counts = torch.is_grad_enabled()
+        model = self._model()
+        is_apart = self._has_optimizer is True and _is_frozen(model)
+        self._counts = torch.is_grad_enabled() and not is_apart
         if not self._stage.has_run:
             self._rank = agreement.rank_and_count()  # a script may destroy the group before its end
         if not self._counts:
             return
-        model = self._model()
         if not self._calls and model is not None:
             if self._buffers is None:
                 self._buffers = Buffers(self._step, model)
@@ -208,6 +210,13 @@ class Histories(Listener):
                 self._trials.loss_comes(series, root, *found, number)
                 for target in targets:
                     note_data(self._step, "target", "targets", target)
+
+
+def _is_frozen(model: Module | None) -> bool:
+    """Whether a model has weights, and none of them is trained now: as a feature extractor."""
+    weights = iter(()) if model is None else model.parameters()
+    first = next(weights, None)
+    return first is not None and not (first.requires_grad or any(x.requires_grad for x in weights))
 
 
 def _about(model: Module | None) -> dict[str, str]:

@@ -471,3 +471,94 @@ def test_random_walks_have_no_events(steps: int) -> None:
             yield [math.exp(x + noise.gauss(0, 0.1)) for x in places]
 
     assert not events_of(rows(), series)
+
+
+def written_at(steps: Sequence[int], jump: int = 160) -> Event:
+    """The event of a run whose loss jumps, in which something else than the optimizer writes."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(jump + 4):
+            row = usual(noise)
+            if step in steps:
+                row[17] = 0.9
+            for place, factor in FORWARD.items() if step >= jump else ():
+                row[place] *= factor
+            yield row
+
+    (event,) = events_of(rows())
+    return event
+
+
+def test_a_weight_that_is_rarely_written_is_to_blame_each_time() -> None:
+    event = written_at([100, 160])
+    assert (event.cause, event.step, event.what) == ("weights", 160, "body.weight")
+    assert "it was so before step 100, too" in event.evidence
+    assert written_at([160]).evidence[1] != "it was so before step 100, too"
+
+
+def test_a_weight_that_is_often_written_is_not_to_blame() -> None:
+    """As by an optimizer around another one, each fifth step."""
+    assert written_at(range(0, 165, 5)).cause == "data"
+
+
+def test_a_group_that_an_optimizer_did_not_have_is_a_cause() -> None:
+    series = [*SERIES, ("setting", "weight_decay of Adam's step (group 1)", "")]
+    series.append(("setting", "learning rate of Adam's step (group 1)", ""))
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(164):
+            row = usual(noise)
+            if step >= 159:
+                row += [0.01, 0.3]
+            for place, factor in FORWARD.items() if step >= 160 else ():
+                row[place] *= factor
+            yield row
+
+    (event,) = events_of(rows(), series)
+    name = "learning rate of Adam's step (group 1)"
+    assert (event.cause, event.step, event.lead, event.what) == ("step", 159, 1, name)
+    assert event.evidence[0] == f"{name} is 0.3, and is there for the first time in step 159"
+
+
+def falling(jump: float, since: int = 140, steps: int = 146) -> list[Event]:
+    """The events of a loss that halves every 30 steps, and is so many times as large at the end.
+
+    What the model is given changes then.
+    """
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(steps):
+            row = usual(noise)
+            for place in (6, 7):
+                row[place] *= 2 ** (-step / 30)
+            for place in (0, 6, 7) if step >= since else ():
+                row[place] *= 20.0 if place == 0 else jump
+            yield row
+
+    return events_of(rows())
+
+
+def test_a_falling_loss_that_steps_up_is_an_event() -> None:
+    """Though it has been as high a hundred steps before."""
+    (event,) = falling(4.0)
+    assert (event.cause, event.step, event.what) == ("data", 140, "input 0")
+    assert falling(1.3) == []
+
+
+def test_an_input_that_other_weights_compute_is_no_data() -> None:
+    """Second runs have shown that the batch is not to blame, and the input has changed."""
+    noise, judge = random.Random(0), Judge()
+    for place, (kind, what, detail) in enumerate(SERIES):
+        judge.register(Series(f"{kind} {what} {detail}", kind, what, order=place, detail=detail))
+    events = []
+    for step in range(140):
+        row = usual(noise)
+        for place, factor in ({0: 200.0} | FORWARD).items() if step >= 138 else ():
+            row[place] *= factor
+        events += judge.seen(Row(step, row, row), lambda begin: False)
+    (event,) = events
+    assert (event.cause, event.what) == ("operation", "what computes input 0")
+    assert event.headline == "step 138: what computes input 0 changed, and what it reads had not"

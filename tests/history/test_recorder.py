@@ -320,6 +320,59 @@ def test_an_operation_that_changes_is_named_with_what_changed(
     assert event.evidence[0] == said
 
 
+def test_autocast_that_begins_is_named_by_the_first_operation_that_it_changes(
+    tmp_path: Path,
+) -> None:
+    """No constant and no operation is another one: only the dtype of what they make."""
+
+    class Phases(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rate", torch.tensor([[6.283 / 1440, 6.283 / 480]]))
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, minute: Tensor) -> Tensor:
+            phase = minute @ self.rate
+            made: Tensor = self.out(torch.cat([phase.sin(), phase.cos()], 1))
+            return made
+
+    torch.manual_seed(0)
+    model = fxguard.instrument(Phases(), history=tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for step in range(126):
+        minute = torch.randint(
+            40_000, (64, 1), generator=torch.Generator().manual_seed(step)
+        ).float()
+        with torch.autocast("cpu", torch.bfloat16, enabled=step >= 120):
+            found = model(minute)
+        optimizer.zero_grad()
+        (found.float() - (minute * 6.283 / 480).sin()).square().mean().backward()
+        optimizer.step()
+    (event,) = kept(model, tmp_path).events
+    assert (event.step, event.cause, event.what) == (120, "operation", "matmul")
+    assert event.evidence[0] == "matmul makes bfloat16 in place of float32"
+
+
+def test_a_model_that_is_frozen_makes_no_steps(tmp_path: Path) -> None:
+    """While only a head behind it is trained: its calls are no part of a later step."""
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 3)
+    with fxguard.watch(body, history=tmp_path):
+        for phase, steps in enumerate((10, 30, 10)):
+            body.requires_grad_(phase != 1)
+            weights = [x for x in (*body.parameters(), *head.parameters()) if x.requires_grad]
+            optimizer = torch.optim.SGD(weights, lr=0.1)
+            for step in range(steps):
+                x, y = (part[: 16 if phase == 1 else 32] for part in batch(step))
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(head(body(x)), y).backward()
+                optimizer.step()
+    history = fxguard.load_history(tmp_path)
+    assert list(history.steps) == list(range(20))
+    rows = history.get("input number of rows")
+    assert {*rows.low, *rows.high} == {32.0}
+
+
 def test_a_model_that_is_never_trained_has_none(tmp_path: Path) -> None:
     model = fxguard.instrument(Net().eval(), history=tmp_path / "none")
     with torch.no_grad():
