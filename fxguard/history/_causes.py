@@ -14,7 +14,7 @@ from fxguard.history._series import BUFFER, ROW_SIZE, ROWS, Series
 from fxguard.report.event import Cause, Event
 from fxguard.report.in_words import percent, times
 
-__all__ = ["explained", "growth", "jump_of_growth"]
+__all__ = ["explained", "growth", "is_by_elimination", "jump_of_growth"]
 
 CAUSE: dict[str, Cause] = {
     "input": "data",
@@ -36,6 +36,7 @@ OF_SIZE = (
     "range and mean of {} are in their bands: look at what the code computes from its size, or has "
     "kept from the batches before"
 )
+BEFORE_IT = "what runs before it is in its band"
 NO_WRITE = 1e-5  # of the norm of a weight: rounding
 MOST_STEPS = 3  # that are named
 HALF = 0.5  # of the octaves by which a step has grown
@@ -85,7 +86,7 @@ def explained(
     elif given:
         cause, what = "data", " or ".join(one.what for one in given)
         names = " and ".join(one.what for one in given)
-        evidence.append(f"what runs before it is in its band, as are range and mean of {names}")
+        evidence.append(f"{BEFORE_IT}, as are range and mean of {names}")
     elif known.detail in (ROWS, ROW_SIZE) and _is_of_size_alone(series, left):
         evidence.append(OF_SIZE.format(known.what))
     elif known.kind == "step" and not _follows_gradient(series, table, first):
@@ -128,6 +129,11 @@ def _other_writes(
     if earlier:
         found.append(f"it was so before step{'s' * (len(earlier) > 1)} {', '.join(earlier)}, too")
     return found
+
+
+def is_by_elimination(event: Event) -> bool:
+    """Whether an event blames what is given, though no number of that has changed."""
+    return event.cause == "data" and any(x.startswith(BEFORE_IT) for x in event.evidence)
 
 
 def _is_of_size_alone(series: list[Series], exits: list[Exit]) -> bool:

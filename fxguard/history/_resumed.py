@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.errors import UsageError
+from fxguard.history._causes import is_by_elimination
 from fxguard.history._files import listed
 from fxguard.history._judge import Judge
 from fxguard.history._rows import KEPT
@@ -95,7 +96,8 @@ class Beginning:
         if self._is_restored:
             return ""
         for event in events:
-            if event.step <= first and event.cause in OF_WEIGHTS:
+            is_of_weights = event.cause in OF_WEIGHTS or is_by_elimination(event)
+            if event.step <= first and is_of_weights:
                 return f"step {first}: {ELSEWHERE}{': '.join(['', *event.evidence[-1:]])}"
         return ""
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.history._begin import _next_run
 from fxguard.history._open_stretch import STRETCH
-from fxguard.history._resumed import last_rows
-from fxguard.history._series import Row, Series
+from fxguard.history._resumed import Beginning, last_rows
+from fxguard.history._series import Kind, Row, Series
 from fxguard.history._writer import Writer
+from fxguard.report.event import Event
 from support.needs import needs
 
 needs("pyarrow")
@@ -214,3 +215,31 @@ def test_the_last_rows_of_a_rank(tmp_path: Path) -> None:
     for path in tmp_path.glob("*.parquet"):
         path.write_bytes(b"damaged")
     assert last_rows(tmp_path, 1, series, end) == []
+
+
+OF_LOSS = "the loss goes from 1.4 to 2.6 in step 200"
+ELIMINATED = "what runs before it is in its band, as are range and mean of targets"
+
+
+@pytest.mark.parametrize(
+    ("norm", "evidence", "is_elsewhere"),
+    [
+        pytest.param(2.0, ("loss goes from 1.4 to 2.6", ELIMINATED, OF_LOSS), True, id="others"),
+        pytest.param(1.0, ("loss goes from 1.4 to 2.6", ELIMINATED, OF_LOSS), False, id="the same"),
+        pytest.param(2.0, ("the mean of targets goes from 1 to 9", OF_LOSS), False, id="changed"),
+    ],
+)
+def test_data_are_not_blamed_for_weights_of_another_run(
+    norm: float, evidence: tuple[str, ...], is_elsewhere: bool
+) -> None:
+    """As where a checkpoint's experts were loaded in another order: each range is as usual."""
+    kinds: list[Kind] = ["weight", "drift"]
+    series = [Series(f"{kind} {name}", kind, name) for name in "ab" for kind in kinds]
+    usual = [1.0, 0.0, 1.0, 0.0]
+    beginning = Beginning(series, [Row(step, [*usual], [*usual]) for step in range(100, 200)])
+    now = [norm, 0.0, norm, 0.0]
+    beginning.take(Row(200, [*now], [*now]))
+    event = Event(200, "data", "targets", "train.py:9", evidence=evidence)
+    said = beginning.elsewhere([event])
+    assert bool(said) == is_elsewhere
+    assert not said or said.endswith(f"and is judged by itself: {OF_LOSS}")
