@@ -216,7 +216,8 @@ def read_parts(path: Path) -> Iterator[Any]:
     of_file = schema()
     with path.open("rb") as file:
         try:
-            opened = parquet.ParquetFile(file)
+            # A thread that reads ahead may abort the process at its end: apache/arrow, issue 34314.
+            opened = parquet.ParquetFile(file, pre_buffer=False)
             for part in range(opened.num_row_groups):
                 table = opened.read_row_group(part, list(COLUMNS), use_threads=False)
                 table = table.select(list(COLUMNS)).cast(of_file)

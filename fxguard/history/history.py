@@ -189,7 +189,7 @@ class History(ShownHistory):
 
         tables = [empty_table()]
         tables += [table for rank in self.ranks for table in self._of_rank(rank).tables]
-        return pyarrow.concat_tables(tables).unify_dictionaries().to_pandas()
+        return pyarrow.concat_tables(tables).unify_dictionaries().to_pandas(use_threads=False)
 
     def __str__(self) -> str:
         steps = f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no steps"

@@ -139,6 +139,28 @@ def test_it_is_read_without_torch(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
 
+THREADS = """
+import os, sys
+import pyarrow.parquet, pandas
+def threads():
+    return len(os.listdir("/proc/self/task"))
+pyarrow.set_cpu_count(4)
+before = threads()
+import fxguard
+history = fxguard.load_history(sys.argv[1])
+history.get(sys.argv[2])
+history.to_dataframe()
+assert threads() == before, (before, threads())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads of Linux")
+def test_no_thread_is_left_that_could_abort_the_process_at_its_end(folder: Path) -> None:
+    """As pyarrow's threads do now and then: a training with a history would end with status -6."""
+    words = [sys.executable, "-c", THREADS, str(folder), LOSS.name]
+    subprocess.run(words, cwd=ROOT, check=True, timeout=60)
+
+
 def test_it_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are closed, thinned and removed meanwhile: each reading has each step once."""
     for module in ("_open_stretch", "_closing"):
