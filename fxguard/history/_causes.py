@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from fxguard.history._bands import NO_DRIFT
 from fxguard.history._climbs import Climb
 from fxguard.history._first import BACK, Exit
 from fxguard.history._said import said
@@ -37,7 +38,6 @@ OF_SIZE = (
     "kept from the batches before"
 )
 BEFORE_IT = "what runs before it is in its band"
-NO_WRITE = 1e-5  # of the norm of a weight: rounding
 MOST_STEPS = 3  # that are named
 HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved
@@ -113,22 +113,23 @@ def _other_writes(
     series: list[Series], steps: list[int], table: Tensor, exits: list[Exit], first: Exit
 ) -> list[str]:
     """What else was written as a weight was, and when it was written before."""
-    known = series[first.place]
-    if known.kind != "drift" or known.detail == BUFFER:
+    if not _is_write(series[first.place]):
         return []
-    others = sum(
-        series[one.place].kind == "drift" and series[one.place].detail != BUFFER
-        for one in exits
-        if one.place != first.place
-    )
-    lines = (table[: first.line, first.place] > NO_WRITE).nonzero().flatten().tolist()
-    earlier = [str(steps[line]) for line in lines][-MOST_STEPS:]
+    others = sum(_is_write(series[one.place]) for one in exits) - 1
+    lines = (table[: first.line, first.place].log2() > NO_DRIFT).nonzero().flatten().tolist()
+    earlier = [str(steps[line]) for line in lines[-MOST_STEPS:]]
     found = []
     if others:
         found.append(f"so {'are' if others > 1 else 'is'} {others} more weight{'s' * (others > 1)}")
     if earlier:
-        found.append(f"it was so before step{'s' * (len(earlier) > 1)} {', '.join(earlier)}, too")
+        which = f"step{'s' * (len(earlier) > 1)} {', '.join(earlier)}"
+        found.append(f"it was written before {which}, too")
     return found
+
+
+def _is_write(known: Series) -> bool:
+    """Whether a series is what something else than the optimizer has written of a weight."""
+    return known.kind == "drift" and known.detail != BUFFER
 
 
 def is_by_elimination(event: Event) -> bool:

@@ -40,7 +40,7 @@ PHASE = {
     "drift": 8,
 }
 WRITTEN = 0
-RATE = "learning rate"
+RATE = "learning rate"  # how its series begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,10 @@ def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> E
         return replace(event, step=jumped, lead=0, tried=tried)
     if event.cause in NOT_WRITTEN and trial.shows_data(event.step):
         what = " or ".join(_given(series)) or event.what
-        source = event.source if event.cause == "operation" else ""  # where it shows first
-        found = replace(event, cause="data", step=jumped, what=what, lead=0, tried=tried)
-        return replace(found, source=source)
+        shows = event.source if event.cause == "operation" else ""  # first there
+        return replace(
+            event, cause="data", step=jumped, what=what, source=shows, lead=0, tried=tried
+        )
     return replace(event, tried=tried)
 
 

@@ -42,7 +42,8 @@ class Watch:
     """The numbers of one series, of which some are negative or not.
 
     Args:
-        rises: whether it is also above its band when it has risen within dozens of steps.
+        rises: whether it is also above its band when it has risen within dozens of steps, or has
+            stepped up from where it was just before.
     """
 
     def __init__(self, *, rises: bool = False) -> None:
@@ -125,9 +126,12 @@ class Watch:
         if not self._rises:
             return False
         before = list(self._means)[-LOCAL - WIDTH + 1 : -WIDTH + 1]  # without a step of the last
+        highest = max(before)
+        if min(last) <= highest:  # in nearly all steps
+            return False
         middle, deviation = band(before)
-        least = max(middle + max(STEP_UP, JUMP_UP * deviation), max(before) + STEP_UP / 2)
-        return min(last) > max(before) and sum(last) / len(last) > least
+        least = max(middle + max(STEP_UP, JUMP_UP * deviation), highest + STEP_UP / 2)
+        return sum(last) / len(last) > least
 
     def _learn(self, far: float, found: bool) -> None:
         """Note how far from its median a series goes while nothing happens."""

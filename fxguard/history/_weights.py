@@ -54,13 +54,12 @@ class WeightsOfOptimizer:
         self._steps = 0
         stepped = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.is_of_model = any(id(weight) in names for weight in stepped)
-        self._of_all: dict[str, Sequence[int]] = {}
         self._held, self._copies = list[_Held](), list[Tensor]()  # of samples, after the last step
         with own_arithmetic():
             for held, copy in self._held_by(stepped, names):
                 self._held.append(held)
                 self._copies.append(copy)
-        self._of_all = {kind: self._series(kind, list(self._held)) for kind in KINDS}
+        self._of_all = {kind: _positions(kind, self._held) for kind in KINDS}
         self._turned = Turned(step, [x.name for x in self._held])
         parts = [part_here(x.weight) for x in self._held]
         self._has_large = any(x is not None and x.numel() > LARGE for x in parts)
@@ -105,10 +104,7 @@ class WeightsOfOptimizer:
 
     def _series(self, kind: str, held: list[_Held]) -> Sequence[int]:
         """The positions of one kind of series of some weights, mostly of all."""
-        of_all = self._of_all.get(kind, ())
-        if len(held) == len(of_all):
-            return of_all
-        return as_range([getattr(x, kind) for x in held])
+        return self._of_all[kind] if len(held) == len(self._held) else _positions(kind, held)
 
     def _gradients(self) -> Sequence[Tensor | None]:
         return parts_here(tuple([x.weight.grad for x in self._held]))
@@ -140,18 +136,17 @@ class WeightsOfOptimizer:
         known = [(names[id(weight)], weight) for weight in stepped if id(weight) in names]
         parts = [(name, weight, part_here(weight)) for name, weight in known]
         found = [(name, weight, part) for name, weight, part in parts if part is not None]
-        series, names_of = self.step.series, [name for name, _, _ in found]
-        # Those of one kind follow one another. A backward makes the gradients of the last weights
-        # first.
-        gradients = [
-            series("gradient", name, order=len(found) - at) for at, name in enumerate(names_of)
-        ]
-        drifts = [series("drift", name, order=2 * at) for at, name in enumerate(names_of)]
-        sizes = [series("weight", name, order=2 * at) for at, name in enumerate(names_of)]
-        changed = [series("step", name, order=at) for at, name in enumerate(names_of)]
-        for at, (name, weight, part) in enumerate(found):
-            held = _Held(name, weight, gradients[at], sizes[at], drifts[at], changed[at])
-            yield held, sample_of(part).clone()
+        series, last = self.step.series, len(found)
+        named = [(at, name) for at, (name, _, _) in enumerate(found)]
+        # Positions of one kind follow one another. A backward makes the last gradients first.
+        gradients = [series("gradient", name, order=last - at) for at, name in named]
+        drifts = [series("drift", name, order=2 * at) for at, name in named]
+        sizes = [series("weight", name, order=2 * at) for at, name in named]
+        changed = [series("step", name, order=at) for at, name in named]
+        for (name, weight, part), *places in zip(
+            found, gradients, sizes, drifts, changed, strict=True
+        ):
+            yield _Held(name, weight, *places), sample_of(part).clone()
 
     def _note_settings(self, optimizer: Optimizer) -> None:
         for at, group in enumerate(optimizer.param_groups):
@@ -171,6 +166,10 @@ class WeightsOfOptimizer:
                 parts = tuple([x for x in parts_here(values) if x is not None])
                 series = self.step.series("state", f"{key} of {self.title}")
                 self.step.note_all([series] * len(parts), largest(parts))
+
+
+def _positions(kind: str, held: list[_Held]) -> Sequence[int]:
+    return as_range([getattr(x, kind) for x in held])
 
 
 def _is_measured(state: object) -> bool:

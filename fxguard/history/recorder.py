@@ -84,7 +84,7 @@ class Histories(Listener):
             self._has_optimizer = False
         self._end_step()
         model = self._model()
-        is_apart = self._has_optimizer is True and _is_frozen(model)
+        is_apart = self._has_optimizer and _is_frozen(model)
         self._counts = torch.is_grad_enabled() and not is_apart
         if not self._stage.has_run:
             self._rank = agreement.rank_and_count()  # a script may destroy the group before its end

@@ -1,5 +1,5 @@
-/* Attributes of tensors, dtypes and frames, asked of the descriptors of their types: that takes half
- * as long as a look-up by name. A part of _native.c, which includes it.
+/* Attributes of tensors, dtypes and frames, asked of the descriptors of their types: a look-up by name
+ * takes longer. A part of _native.c, which includes it.
  */
 
 typedef struct {

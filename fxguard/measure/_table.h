@@ -40,7 +40,7 @@ static int make_room(Table *table, size_t most) {
 }
 
 static int is_gone(const Record *record) {
-    return record->reference == NULL || PyWeakref_GetObject(record->reference) == Py_None;
+    return PyWeakref_GetObject(record->reference) == Py_None;
 }
 
 static int forget_gone(Table *table) {

@@ -157,6 +157,7 @@ assert threads() == before, (before, threads())
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads of Linux")
 def test_no_thread_is_left_that_could_abort_the_process_at_its_end(folder: Path) -> None:
     """As pyarrow's threads do now and then: a training with a history would end with status -6."""
+    needs("pandas")
     words = [sys.executable, "-c", THREADS, str(folder), LOSS.name]
     subprocess.run(words, cwd=ROOT, check=True, timeout=60)
 
