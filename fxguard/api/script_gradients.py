@@ -218,6 +218,8 @@ class _Listening:
     def judge_loss(self, loss: Loss) -> None:
         """It was judged when it was computed first."""
 
+    hear_loss = judge_loss
+
 
 def _nothing(*args: Any) -> None:
     pass

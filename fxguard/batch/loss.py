@@ -79,6 +79,9 @@ class Owner(Protocol):
     def judge_loss(self, loss: Loss) -> None:
         """Report what is wrong with a loss. Its exceptions come out of ``backward()``."""
 
+    def hear_loss(self, loss: Loss) -> None:
+        """Called in place of ``judge_loss`` where the owner that returned last judges it."""
+
 
 MOST_VALUES = 256  # in its batch, before those that lead nowhere are forgotten
 
@@ -363,6 +366,8 @@ class Loss:
             # A head that reads a backbone's output is the first to say what its backward made.
             for owner in reversed(self.owners):
                 owner.loss_comes(self, roots)
+            for owner in self.owners[:-1]:
+                owner.hear_loss(self)
             self.owners[-1].judge_loss(self)
         finally:
             self.roots, self.batch.part = (), None

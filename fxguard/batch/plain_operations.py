@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType, NoneType
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ from fxguard.records import Role
 from fxguard.source.lines import Place, calling_line
 from fxguard.torch_names import DisableTorchFunction, is_any_autocast_on
 
-__all__ = ["LossBatch", "Reads", "TurnedBad", "is_plain", "observe_plain", "reads_of"]
+__all__ = ["Brief", "LossBatch", "Reads", "TurnedBad", "is_plain", "observe_plain", "reads_of"]
 
 _TENSORS = frozenset({Tensor, Parameter})
 _NESTED = frozenset({tuple, list})
@@ -108,7 +108,7 @@ class Reads:
         return all(tensor._version == versions[key] for key, tensor in self.tensors.items())
 
 
-class _Brief(NamedTuple):
+class Brief(NamedTuple):
     """An operation that has run, with the keys of values in the place of tensors."""
 
     func: Any
@@ -118,6 +118,18 @@ class _Brief(NamedTuple):
     calls: tuple[str, ...]
     place: Place | None
     made: Key | list[tuple[int, Key]]  # of several results, with their places in it
+
+    @property
+    def kind(self) -> str:
+        """What ran, as its event names it."""
+        return name_of(self.func)
+
+    @property
+    def outputs(self) -> list[tuple[str, Key]]:
+        """The values that it made, each with its label."""
+        if type(self.made) is Key:
+            return [("output", self.made)]
+        return [(f"output[{place}]", key) for place, key in self.made]  # type: ignore[misc]
 
     def as_event(self) -> UncapturedOperation:
         """The same as the event of a batch."""
@@ -139,11 +151,7 @@ class _Brief(NamedTuple):
             kwargs = {name: stand_in(each) for name, each in self.kwargs.items()}
             call = read_call(self.func, args, kwargs)
             inputs = [(label, keys[id(tensor)]) for label, tensor in rows_read(call)]
-        outputs = [("output", self.made)] if type(self.made) is Key else self._several()
-        return operation_of(self, call, self.place, inputs, outputs)
-
-    def _several(self) -> list[tuple[str, Key]]:
-        return [(f"output[{place}]", key) for place, key in self.made]  # type: ignore[misc]
+        return operation_of(self, call, self.place, inputs, self.outputs)
 
 
 # An operation, its line, and whether it is NaN.
@@ -163,7 +171,7 @@ class LossBatch(Batch):
     """
 
     def __init__(self, number: int, turned_bad: TurnedBad) -> None:
-        self._events: list[Event | _Brief] = []
+        self._events: list[Event | Brief] = []
         self._has_brief = False
         self._turned_bad = turned_bad
         self._looked_at: set[TurnsBad] = set()  # of those that often do, in this loss
@@ -191,12 +199,17 @@ class LossBatch(Batch):
     def events(self) -> list[Event]:
         if self._has_brief:
             self._has_brief = False
-            self._events[:] = [x.as_event() if type(x) is _Brief else x for x in self._events]
+            self._events[:] = [x.as_event() if type(x) is Brief else x for x in self._events]
         return self._events  # type: ignore[return-value]
 
     @events.setter
     def events(self, events: list[Event]) -> None:
         self._events, self._has_brief = events, False  # type: ignore[assignment]
+
+    @property
+    def brief_events(self) -> Sequence[Event | Brief]:
+        """The events, some of them in brief: nothing is made of these."""
+        return self._events
 
     @property
     def event_count(self) -> int:
@@ -230,7 +243,7 @@ class LossBatch(Batch):
     ) -> None:
         """Add a plain operation, with the keys of values in the place of tensors."""
         self._has_brief = True
-        self._events.append(_Brief(func, args, kwargs, self.module, self.calls, place, made))
+        self._events.append(Brief(func, args, kwargs, self.module, self.calls, place, made))
 
 
 @functools.lru_cache(maxsize=4096)  # a loop makes the same values again and again
@@ -398,7 +411,7 @@ def _kind_of(func: Any) -> tuple[str, bool, bool] | None:
 
 if native.bind_losses is not None:
     native.bind_losses(
-        *(Key, _Brief, Noted, Made),
+        *(Key, Brief, Noted, Made),
         *(_value, name_of_dtype, _kind_of, is_any_autocast_on, _look_closely, _has_raised),
         *(RandomState.now, _UNREAD, _LITERALS, WRITES, MADE),
     )

@@ -189,6 +189,11 @@ class Delivery:
                 report = self.recorder.report_of_loss(number, severity)
         self._deliver(Finished(last.batch, report=report), None)
 
+    def hear_loss(self, loss: Loss) -> None:
+        """Let tools hear of a loss that another model's guard judges."""
+        for listener in self.recorder.listeners:
+            listener.loss_heard(loss)
+
     def backward_ended(self, ended: Ended) -> None:
         """Report a backward that brought bad gradients to leaves of the model.
 

@@ -127,6 +127,9 @@ class Listener:
     def loss_came(self, loss: Loss) -> None:
         """Called when a script has computed a loss, before its backward."""
 
+    def loss_heard(self, loss: Loss) -> None:
+        """The same where another model returned later, whose tools hear ``loss_came``."""
+
     def backward_ended(self, kept: Sequence[KeptRun]) -> None:
         """Called with the graph runs that gradients reached, in the order of their forward."""
 

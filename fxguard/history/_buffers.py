@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,13 +30,13 @@ class _Place:
     drift: int
     size: int
 
-    def sample(self) -> Tensor | None:
-        """What is compared of it; None if it is gone, or is trained from now on."""
+    def held(self) -> Tensor | None:
+        """The tensor; None if it is gone."""
         module = self.module()
         if module is None:
             return None
         held = module._buffers.get(self.key)
-        return _sample_of(module._parameters.get(self.key) if held is None else held)
+        return module._parameters.get(self.key) if held is None else held
 
 
 class Buffers:
@@ -44,38 +45,53 @@ class Buffers:
     Args:
         step: the step that runs.
         model: looked at, and not kept.
+        is_stepped: whether optimizers step the weights that are trained; if not, as where a script
+            steps copies of them, they are noted here.
     """
 
-    def __init__(self, step: OpenStep, model: Module) -> None:
+    def __init__(self, step: OpenStep, model: Module, *, is_stepped: bool) -> None:
         self.step = step
-        self._copies: tuple[Tensor, ...] = ()
-        self._was_noted = False
+        self._is_stepped = is_stepped
         with own_arithmetic():
             self._places = list(self._held_by(model))
+        self._copies: list[Tensor | None] = [None] * len(self._places)
 
     def note(self) -> None:
         """Note how large they are, and how much they have changed since the last step began."""
         if not self._places:
             return
         with own_arithmetic():
-            found = [(each, each.sample()) for each in self._places]
-            samples = tuple([sample for _, sample in found if sample is not None])
-            if len(samples) < len(found):
-                self._places = [each for each, sample in found if sample is not None]
-            if len(samples) != len(self._copies) or not all(map(are_alike, samples, self._copies)):
-                self._copies, self._was_noted = tuple([x.clone() for x in samples]), False
-            found_now = changes(samples, self._copies, most=0)
-            if self._was_noted:  # or nobody knows what they were
-                drifts = [each.drift for each in self._places]
-                self.step.note_all(drifts, found_now.change, found_now.now)
-            self._was_noted = True
-            self.step.note_all([each.size for each in self._places], found_now.now)
+            samples = [_sample_of(each.held()) for each in self._places]
+            known = list[tuple[_Place, Tensor, Tensor]]()
+            for at, (place, x, copy) in enumerate(
+                zip(self._places, samples, self._copies, strict=True)
+            ):
+                if x is not None and copy is not None and are_alike(x, copy):
+                    known.append((place, x, copy))
+                else:  # nobody knows what it was
+                    self._copies[at] = None if x is None else x.clone()
+            places, now, copies = zip(*known, strict=True) if known else ((), (), ())
+            found = changes(now, copies, most=0)
+            self.step.note_all([each.drift for each in places], found.change, found.now)
+            self.step.note_all([each.size for each in places], found.now)
+        self._forget_trained()
+
+    def _forget_trained(self) -> None:
+        """What an optimizer steps from now on is noted with the others."""
+        stays = [self._is_noted(each.held()) for each in self._places]
+        if not all(stays):
+            self._places = list(itertools.compress(self._places, stays))
+            self._copies = list(itertools.compress(self._copies, stays))
+
+    def _is_noted(self, held: Tensor | None) -> bool:
+        return held is not None and not (self._is_stepped and held.requires_grad)
 
     def _held_by(self, model: Module) -> Iterator[_Place]:
         series, seen = self.step.series, set[int]()
         for prefix, module in model.named_modules():
             for key, held in (*module._buffers.items(), *module._parameters.items()):
-                if id(held) in seen or _sample_of(held) is None:
+                is_noted = id(held) not in seen and self._is_noted(held)
+                if not is_noted or _sample_of(held) is None:
                     continue
                 seen.add(id(held))
                 name = f"{prefix}.{key}" if prefix else key
@@ -85,5 +101,5 @@ class Buffers:
 
 
 def _sample_of(held: Tensor | None) -> Tensor | None:
-    part = None if held is None or held.requires_grad else part_here(held)
+    part = None if held is None else part_here(held)
     return None if part is None or not part.is_floating_point() else sample_of(part, SAMPLE)

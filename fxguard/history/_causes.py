@@ -10,8 +10,9 @@ from torch import Tensor
 from fxguard.history._bands import NO_DRIFT
 from fxguard.history._climbs import Climb
 from fxguard.history._first import BACK, Exit
+from fxguard.history._grown import grown
 from fxguard.history._said import said
-from fxguard.history._series import BUFFER, ROW_SIZE, ROWS, Series
+from fxguard.history._series import BUFFER, ROW_SIZE, ROWS, SUMMED, Series
 from fxguard.report.event import Cause, Event
 from fxguard.report.in_words import percent, times
 
@@ -38,7 +39,9 @@ OF_SIZE = (
     "kept from the batches before"
 )
 BEFORE_IT = "what runs before it is in its band"
+OF_STEP = "'s step"
 MOST_STEPS = 3  # that are named
+MOST_NAMED = 4  # weights
 HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved
 JUST_NOW = 8  # lines, of which the first in which the loss has moved is that of its jump
@@ -92,16 +95,38 @@ def explained(
     elif known.kind == "step" and not _follows_gradient(series, table, first):
         cause, what = "step", f"the optimizer's step on {known.what}"
         evidence.append(OF_STATES)
+    elif known.detail == SUMMED:
+        what = f"all that {known.what.removesuffix(OF_STEP)} steps"
     elif cause == "gradient" and (share := _share(series, left)) > 0.5:
         what = "all gradients"
         evidence.append(f"so do those of {percent(share)} of the weights")
+    elif cause == "gradient" and (alike := _alike(series, left)[1:]):
+        so = "so do those of" if len(alike) > 1 else "so does that of"
+        evidence.append(f"{so} {_listed(alike)}")
     if known.kind != "setting":  # which nothing measured can have caused
         changed = (one for one in left[1:] if series[one.place].kind == "setting")
         evidence += [said(series, steps, table, one) for one in changed][:1]
+    evidence += grown(series, steps, table, first.line)
+    evidence += _more_backwards(series, steps, table, first)
     if loss is not None and (loss, moved) != (first.place, first.line):  # else it is said
         evidence.append(_of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - begin
     return Event(begin, cause, what, source, lead, tuple(evidence))
+
+
+def _more_backwards(
+    series: list[Series], steps: list[int], table: Tensor, first: Exit
+) -> list[str]:
+    """From when on gradients are the sum of more backwards than before, since something changed."""
+    for place, known in enumerate(series):
+        if known.detail == SUMMED and place != first.place:
+            before = table[max(0, first.line - BACK) : first.line, place].nan_to_num(0.0)
+            most = float(before.amax()) if len(before) else 0.0
+            more = (table[first.line :, place] > most).nonzero().flatten().tolist()
+            if more and most:
+                one = Exit(first.line + more[0], place, 0.0, is_rare_write=False)
+                return [said(series, steps, table, one)]
+    return []
 
 
 def _computed_inputs(series: list[Series], exits: list[Exit]) -> list[Exit]:
@@ -218,8 +243,24 @@ def _moved(series: list[Series], far: Tensor, begin: int) -> tuple[int, int | No
 def _share(series: list[Series], exits: list[Exit]) -> float:
     """Of how many of the weights the gradients or the steps left their bands as the first did."""
     first = series[exits[0].place]
-    alike = [one for one in series if (one.kind, one.detail) == (first.kind, first.detail)]
-    return sum(series[one.place] in alike for one in exits) / len(alike)
+    of_all = sum((one.kind, one.detail) == (first.kind, first.detail) for one in series)
+    return len(_alike(series, exits)) / of_all
+
+
+def _alike(series: list[Series], exits: list[Exit]) -> list[Series]:
+    """Of which weights the gradients or the steps left their bands as the first did, with it."""
+    first = series[exits[0].place]
+    found = [series[one.place] for one in exits]
+    return [one for one in found if (one.kind, one.detail) == (first.kind, first.detail)]
+
+
+def _listed(weights: list[Series]) -> str:
+    """The first of some weights by name, and how many more there are."""
+    named = [one.what for one in weights[:MOST_NAMED]]
+    more = len(weights) - len(named)
+    if more:
+        return f"{', '.join(named)} and {more} more"
+    return " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
 
 
 def _given(series: list[Series], first: Series) -> list[Series]:

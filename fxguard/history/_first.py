@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fxguard.history._bands import NO_DRIFT
+from fxguard.history._bands import distances as distances_of
+from fxguard.history._beside import beside_others
 from fxguard.history._series import BUFFER, ROWS, Series
 from fxguard.history._watch import HUGE
 
@@ -19,6 +21,8 @@ BEYOND_USUAL = 1.25  # times as far as the series has been while nothing happene
 CLEARLY = 1.3  # the same, for what is first in its step
 STRONG = 1.6  # the same, for what lasts one step only
 LEAST = 0.5  # octaves by which a gradient or a step is above what is usual
+BESIDE = 0.8  # the same, beside all other gradients
+PART = 0.5  # of the octaves by which a state has grown: what its gradient has grown by
 CHANGED = 0.04  # octaves: 3 %
 CONSTANT = 32  # steps
 RARELY = 0.05  # of the steps: what writes a weight so seldom, and now, has not done so by chance
@@ -68,16 +72,13 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     """
     count = len(values)
     start = max(after + 1, count - 1 - BACK)
-    calm = distances[after + 1 : start]
-    above = calm.nan_to_num(0.0).clamp(min=0).amax(dim=0) if len(calm) else 0 * distances[-1]
-    below = calm.nan_to_num(0.0).clamp(max=0).amin(dim=0) if len(calm) else 0 * distances[-1]
-    above = (BEYOND_USUAL * above.nan_to_num(0.0)).clamp(min=OUT)
-    below = (-BEYOND_USUAL * below.nan_to_num(0.0)).clamp(min=OUT_BELOW)
     rarely = _rarely_written(series, values[: max(1, start)])
+    above, below = _limits(distances[after + 1 :], start - after - 1)
     above = above.masked_fill(rarely, OUT)  # at an earlier write it was as far, whatever came of it
     seen = distances[start:]
     out = torch.maximum(seen / above, -seen / below).nan_to_num(0.0)
     phases = [PHASE.get(known.kind, -1) for known in series]
+    gradient = _largest_gradient(series, values)
     for place, known in enumerate(series):
         if phases[place] < 0:
             out[:, place] = 0
@@ -90,10 +91,13 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
             else:  # these always move
                 before = values[max(0, start - BACK) : max(1, start), place].nanmedian()
                 out[:, place] *= ~(values[start:, place] < before + LEAST)
+        elif known.kind == "state":
+            out[:, place] *= ~_follows(values[:, place], gradient, start)
         elif known.kind == "operation":
             out[:, place] += _came_or_went(values[:, place])[start:]
         elif known.kind == "drift":
             out[:, place] *= values[start:, place] > NO_DRIFT
+    _add_gradients_beside(out, series, values, after)
     begin = _begin(out)
     found = [
         Exit(start + begin, place, float(seen[begin, place]), bool(rarely[place]))
@@ -115,11 +119,59 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     return clear or found
 
 
+def _limits(distances: Tensor, calm: int) -> tuple[Tensor, Tensor]:
+    """How far each series may be above and below its median, given those of so many calm lines."""
+    known = distances[:calm].nan_to_num(0.0)
+    above = known.clamp(min=0).amax(dim=0) if calm else 0 * distances[-1]
+    below = known.clamp(max=0).amin(dim=0) if calm else 0 * distances[-1]
+    above = (BEYOND_USUAL * above.nan_to_num(0.0)).clamp(min=OUT)
+    return above, (-BEYOND_USUAL * below.nan_to_num(0.0)).clamp(min=OUT_BELOW)
+
+
+def _add_gradients_beside(out: Tensor, series: list[Series], values: Tensor, after: int) -> None:
+    """Let gradients count that have grown beside the others, for more than a step."""
+    places, beside = beside_others(series, values)
+    if not places:
+        return
+    start = len(values) - len(out)
+    far = distances_of(beside)
+    above, _ = _limits(far[after + 1 :], start - after - 1)
+    before = beside[max(0, start - BACK) : max(1, start)].nanmedian(dim=0).values
+    found = (far[start:] / above).nan_to_num(0.0)
+    found *= beside[start:] > before + BESIDE
+    found[:-1] = torch.minimum(found[:-1], found[1:])
+    out[:, places] = torch.maximum(out[:, places], found)
+
+
 def _rarely_written(series: list[Series], before: Tensor) -> Tensor:
     """Of which series something else than the optimizer writes the weight, in few steps or none."""
     drifts = torch.tensor([known.kind == "drift" for known in series])
     written = before > NO_DRIFT  # NaN is not measured
     return drifts & (written.double().mean(dim=0) <= RARELY)
+
+
+def _largest_gradient(series: list[Series], values: Tensor) -> Tensor:
+    """The octaves of the norm of the largest gradient, line by line; NaN where there is none."""
+    places = [at for at, x in enumerate(series) if x.kind == "gradient" and not x.detail]
+    if not places:
+        return torch.full_like(values[:, 0], torch.nan)
+    found = values[:, places].nan_to_num(-torch.inf).amax(dim=1)
+    return found.masked_fill(found == -torch.inf, torch.nan)
+
+
+def _follows(state: Tensor, gradient: Tensor, start: int) -> Tensor:
+    """In which lines a state of an optimizer has grown as the gradients that it is made of have.
+
+    Args:
+        state: its octaves, in all lines.
+        gradient: those of the largest gradient.
+        start: the first line that is looked at.
+    """
+    grown = [
+        column[start:] - column[max(0, start - BACK) : max(1, start)].nanmedian()
+        for column in (state, gradient)
+    ]
+    return (grown[0] > 0) & (grown[1] >= PART * grown[0])
 
 
 def raised(column: Tensor) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
 
 from fxguard.history._rows import Rows
 from fxguard.history._watch import FLOOR, NORMAL, TINY, USUAL, Watch
@@ -22,30 +25,28 @@ class Gradients:
     """The norms of the gradients of all weights, as the steps of optimizers read them."""
 
     def __init__(self) -> None:
-        self._index = torch.zeros(0, dtype=torch.long, device="cpu")
-        self._limits = torch.zeros(0, dtype=torch.float64, device="cpu")
-        self._count, self._last = 0, -1  # series, and the position of the last
+        self._places: list[int] = []
+        self._limits: list[float] = []
         self._age = 0
         self._totals: dict[bytes | int, Watch] = {}  # by which gradients are measured
 
     def add(self, place: int) -> None:
         """Watch one more series."""
-        self._index = torch.cat([self._index, torch.tensor([place], device="cpu")])
-        self._count, self._last = self._count + 1, place
-        self._limits = torch.cat([self._limits, self._limits.new_full((1,), torch.inf)])
+        self._places.append(place)
+        self._limits.append(math.inf)
 
-    def jump(self, numbers: Tensor, rows: Rows) -> bool:
+    def jump(self, numbers: Sequence[float], rows: Rows) -> bool:
         """Whether they jump in the step whose numbers were added to the rows last."""
-        if not self._count or numbers.shape[0] <= self._last:
+        places = self._places
+        if not places or len(numbers) <= places[-1]:
             return False
-        norms = numbers[self._index]
-        key: bytes | int = self._count
-        total = norms.norm().item()
-        if total != total:  # some were not measured
-            measured = norms == norms
-            key, total = bytes(measured.tolist()), float(norms[measured].norm())
-            if key == bytes(self._count):
+        norms = [numbers[place] for place in places]
+        key: bytes | int = len(norms)
+        if math.isnan(sum(norms)):  # some were not measured
+            key = bytes(norm == norm for norm in norms)
+            if not any(key):
                 return False
+        total = math.hypot(*(norm for norm in norms if norm == norm))
         watch = self._totals.get(key)
         if watch is None:
             if len(self._totals) == PATTERNS:
@@ -55,18 +56,23 @@ class Gradients:
         self._age += 1
         if self._age % REFRESHED == 0:
             self._refresh(rows)
-        if (norms > self._limits).any().item():
+        if any(map(operator.gt, norms, self._limits)):
             self._refresh(rows)
-            found |= bool(((norms > self._limits) & (norms > SHARE * total)).any())
+            above = map(operator.gt, norms, self._limits)
+            found |= any(
+                norm > SHARE * total
+                for norm, is_above in zip(norms, above, strict=True)
+                if is_above
+            )
         return found
 
     def _refresh(self, rows: Rows) -> None:
         """Compute what is usual, from the steps before the last."""
-        _, table = rows.last(USUAL + 1, self._last + 1)
-        values = table[:-1, self._index].log2().clamp_(min=TINY).T.contiguous()
+        _, table = rows.last(USUAL + 1, self._places[-1] + 1)
+        values = table[:-1, self._places].log2().clamp_(min=TINY).T.contiguous()
         middle = values.nanmedian(dim=1, keepdim=True).values
         deviation = (values - middle).abs_().nanmedian(dim=1).values.mul_(NORMAL)
         highest = values.nan_to_num(-torch.inf).amax(dim=1)
         limits = torch.maximum(middle[:, 0] + JUMP * deviation.clamp_(min=FLOOR), highest + ABOVE)
         enough = (values == values).sum(dim=1) >= ENOUGH
-        self._limits = torch.exp2(limits).where(enough, torch.inf)
+        self._limits = torch.exp2(limits).where(enough, torch.inf).tolist()

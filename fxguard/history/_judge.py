@@ -15,7 +15,7 @@ from fxguard.history._gradients import Gradients
 from fxguard.history._rows import KEPT, Rows
 from fxguard.history._said import said
 from fxguard.history._series import Row, Series
-from fxguard.history._watch import HUGE, TINY, USUAL, Watch
+from fxguard.history._watch import HUGE, STAYS, TINY, USUAL, Watch
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.report.event import Event
 
@@ -40,6 +40,7 @@ class _Stage:
         grows: position of the series that climbs.
         begin: the step in which its climb began.
         calm: steps since something was out of its band.
+        jumped: the last step in which something was.
         event: the step of an event that has not ended.
         ended: the last step of the event before.
     """
@@ -54,6 +55,7 @@ class _Stage:
         self.grows: int | None = None
         self.begin = -1
         self.calm = 0
+        self.jumped = -STAYS - 1
         self.event: int | None = None
         self.ended = -1
 
@@ -114,21 +116,23 @@ class Judge:
     def _seen(self, row: Row, is_data: IsData) -> list[Event]:
         self._change_stage(row)
         stage = self._stage
-        numbers = stage.rows.add(row)
+        stage.rows.add(row)
         is_calm = self._is_calm(row.step)
         climb = stage.climbs.seen(stage.rows, self._series, is_calm=is_calm)
         if stage.climbs.told is None:
             stage.grows = None
         grown = [self._growth(climb)] if climb else []
-        jumped = self._jumped(row, numbers)
+        jumped = self._jumped(row)
         if stage.event is not None:
             stage.calm = 0 if jumped else stage.calm + 1
             if stage.calm >= SETTLED:
                 stage.ended, stage.event = row.step, None
             return grown
-        if not jumped:
-            return grown
-        event = self._explained(is_data)
+        if jumped:
+            stage.jumped = row.step
+        event = self._explained(is_data) if jumped else None
+        if event is None and row.step - stage.jumped <= STAYS:
+            event = self._stays_up(is_data)
         if event is not None:
             stage.calm, stage.event = 0, row.step
             grown.append(event)
@@ -157,12 +161,12 @@ class Judge:
         for place in range(self._stage.known, len(self._series)):
             self._stage.take(place, self._series[place])
 
-    def _jumped(self, row: Row, numbers: Tensor) -> bool:
+    def _jumped(self, row: Row) -> bool:
         """Whether a loss or a gradient is above its band."""
         high, found = row.high, False
         for place, watch in self._stage.losses.items():
             found |= place < len(high) and watch.jumps(high[place])
-        return self._stage.gradients.jump(numbers, self._stage.rows) or found
+        return self._stage.gradients.jump(high, self._stage.rows) or found
 
     def _is_calm(self, step: int) -> bool:
         """Whether no event goes on, and what is usual was learned after the last one."""
@@ -188,6 +192,21 @@ class Judge:
                     one = Exit(lines[-1], place, 0.0, is_rare_write=False)
                     found = lines[-1], said(self._series, steps, table, one)
         return () if found is None else (found[1],)
+
+    def _stays_up(self, is_data: IsData) -> Event | None:
+        """The event of a loss that nothing explains but its batches: one that does not come back.
+
+        It needs second runs of them. A loss that comes back, as behind each update of a target
+        network, may do so all the time.
+        """
+        steps, table = self._stage.rows.last(KEPT, len(self._series))
+        line = len(steps) - STAYS
+        for place, watch in self._stage.losses.items():
+            if watch.stays_up and is_data(steps[line]):
+                far = distances(in_octaves(table, self._series))
+                one = Exit(line, place, float(far[line, place]), is_rare_write=False)
+                return explained(self._series, steps, table, far, [one])
+        return None
 
     def _explained(self, is_data: IsData) -> Event | None:
         """What the last row shows; None if nothing in it is out of its own band."""

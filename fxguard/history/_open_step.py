@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -49,15 +49,13 @@ def as_range(series: Sequence[int]) -> Sequence[int]:
     return whole if list(whole) == list(series) else series
 
 
-def _floats(numbers: Sequence[Number], by: Sequence[Number] | None) -> list[float] | None:
-    """Numbers or their quotients; None if some are on a device."""
-    found = [x for x in numbers if isinstance(x, float)]
-    if by is not None:
-        divisors = [x for x in by if isinstance(x, float)]
-        if len(divisors) != len(found):
-            return None
-        found = [x / y if y else 0.0 for x, y in zip(found, divisors, strict=True)]
-    return found if len(found) == len(numbers) else None
+def _are_floats(numbers: Sequence[Number]) -> TypeGuard[Sequence[float]]:
+    """Whether numbers are at hand: all of them are, or all are on a device."""
+    return not numbers or isinstance(numbers[0], float)
+
+
+def _float(number: Tensor | None) -> float | None:
+    return None if number is None else float(number)
 
 
 class OpenStep:
@@ -143,17 +141,19 @@ class OpenStep:
 
         Args:
             series: their positions; a range takes least time.
-            numbers: floats, or tensors of one element.
+            numbers: floats, or tensors of one element: all of one kind.
             by: divisors, of the same kind.
         """
-        floats = _floats(numbers, by)
-        if floats is None:
+        if not _are_floats(numbers) or not (by is None or _are_floats(by)):
             for at, number in enumerate(numbers):
                 self._note_one(series[at], number, None if by is None else by[at])
             return
+        floats = numbers
+        if by is not None:
+            floats = [x / y if y else 0.0 for x, y in zip(numbers, by, strict=True)]
         if isinstance(series, range) and not math.isnan(sum(floats)):
             part = slice(series.start, series.stop)
-            if all(map(math.isnan, self._high[part])):  # there are none
+            if self._high[part] == [math.nan] * len(series):  # there are none: it is this NaN
                 self._low[part] = self._high[part] = floats
                 return
         for place, number in zip(series, floats, strict=True):
@@ -179,7 +179,10 @@ class OpenStep:
         later, self._later = self._later, []
         by_device: dict[torch.device, list[_Later]] = {}
         for each in later:
-            by_device.setdefault(each.number.device, []).append(each)
+            if each.number.is_cpu:
+                self._note_one(each.series, float(each.number), _float(each.divisor))
+            else:
+                by_device.setdefault(each.number.device, []).append(each)
         with own_arithmetic():
             for found in by_device.values():
                 tensors = [x for each in found for x in (each.number, each.divisor)]

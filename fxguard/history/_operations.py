@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, UncapturedOperation
+from fxguard.batch.plain_operations import Brief, LossBatch
 from fxguard.history._captured import Captured
 from fxguard.history._open_step import OpenStep
 from fxguard.history._places import MOST, detail_of
@@ -53,7 +54,7 @@ class Operations:
         runs: Counter[tuple[int, str]] = Counter()
         seen: Counter[tuple[str, str]] = Counter()
         between = [] if batch.between is None else batch.between.tolist()
-        for event in batch.events:
+        for event in batch.brief_events if isinstance(batch, LossBatch) else batch.events:
             if isinstance(event, GraphRun):
                 self.captured.add(event)
                 if not is_of_loss:
@@ -61,7 +62,9 @@ class Operations:
                 if event.postponed is None:
                     runs[id(event.plan), event.names[1]] += 1
                     self._add_run(event, min(runs[id(event.plan), event.names[1]], MOST))
-            elif isinstance(event, UncapturedOperation) and event.counts:
+            elif isinstance(event, Brief) or (
+                isinstance(event, UncapturedOperation) and event.counts
+            ):
                 key = title_of(event.module, event.kind), named_line(event.place)
                 seen[key] += 1
                 for _, made in event.outputs:

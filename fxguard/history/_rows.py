@@ -21,9 +21,10 @@ class Rows:
         self._table = _unknown(64)
         self._steps = [0] * KEPT
         self._count = 0
+        self._widest = 0
 
-    def add(self, row: Row) -> Tensor:
-        """Take a row; return its numbers as a view of the table, one for each series."""
+    def add(self, row: Row) -> None:
+        """Take a row."""
         width = len(row.high)
         if width > self._table.shape[1]:
             wider = _unknown(2 * width)
@@ -31,11 +32,12 @@ class Rows:
             self._table = wider
         place = self._count % KEPT
         line = self._table[place]
-        line[width:] = torch.nan
+        if width < self._widest:
+            line[width:] = torch.nan
+        self._widest = max(self._widest, width)
         line[:width] = torch.frombuffer(array("d", row.high), dtype=torch.float64)
         self._steps[place] = row.step
         self._count += 1
-        return line[:width]
 
     @property
     def count(self) -> int:

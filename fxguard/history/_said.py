@@ -6,12 +6,15 @@ import math
 
 from torch import Tensor
 
-from fxguard.history._first import Exit
+from fxguard.history._first import BACK, Exit
 from fxguard.history._lines import number
-from fxguard.history._series import Series
+from fxguard.history._series import SUMMED, Series
+from fxguard.history._watch import octaves
 from fxguard.report.in_words import percent, times
 
 __all__ = ["said"]
+
+PART = 0.25  # of the octaves by which a number is off: by less it is about that of the step before
 
 
 def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> str:
@@ -27,25 +30,48 @@ def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> st
     now = float(table[one.line, one.place])
     if known.kind == "drift":
         return _written(series, table, one, step)
+    if known.detail == SUMMED:
+        return (
+            f"the gradients that {known.what} reads are the sum of {_backwards(now)} in step "
+            f"{step}, and of {_backwards(_before(table, one)[0])} in the step before"
+        )
     if known.kind == "gradient" and known.detail:
         return (
             f"the gradient of {known.what} points elsewhere in step {step} than the backward made "
             f"it: their cosine is {1 - now:.2g}"
         )
-    before = _before(table, one)
+    before, usual = _before(table, one)
     if math.isnan(now):
         return f"{_name(known)} has run in each step, and runs no more in step {step}"
     if math.isnan(before) and known.kind == "setting":
         return f"{known.what} is {number(now)}, and is there for the first time in step {step}"
     if math.isnan(before):
         return f"{_name(known)} runs for the first time in step {step}: it makes {number(now)}"
+    if known.kind != "setting" and _is_nearer(now, before, usual):
+        return (
+            f"{_name(known)} is {number(now)} in step {step}: the median of the "
+            f"{BACK} steps before is {number(usual)}"
+        )
     return f"{_name(known)} goes from {number(before)} to {number(now)} in step {step}"
 
 
-def _before(table: Tensor, one: Exit) -> float:
+def _backwards(count: float) -> str:
+    return f"{count:.0f} backward{'s' * (count != 1)}"
+
+
+def _before(table: Tensor, one: Exit) -> tuple[float, float]:
+    """The number that was measured last, and the median of the last ones; NaN without any."""
     column = table[: one.line, one.place]
     measured = column[column == column]
-    return float(measured[-1]) if len(measured) else math.nan
+    if not len(measured):
+        return math.nan, math.nan
+    return float(measured[-1]), float(measured[-BACK:].median())
+
+
+def _is_nearer(now: float, before: float, usual: float) -> bool:
+    """Whether a number is much nearer to the one before than both are to what is usual."""
+    apart = abs(octaves(now) - octaves(before))
+    return now != usual and apart < PART * abs(octaves(now) - octaves(usual))
 
 
 def _name(known: Series) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BUFFER", "ROWS", "ROW_SIZE", "Kind", "Row", "Series"]
+__all__ = ["BUFFER", "ROWS", "ROW_SIZE", "SUMMED", "Kind", "Row", "Series"]
 
 # Details of series.
 BUFFER = "buffer"  # of a weight that no optimizer steps
 ROWS = "number of rows"  # of an input or targets: their first dimension
 ROW_SIZE = "size of a row"
+SUMMED = "summed"  # of gradients: how many backwards they are the sum of
 
 Kind = Literal[
     "input",  # of the model: largest magnitude, mean, share of zeros, distinct integers, shape

@@ -161,11 +161,11 @@ class Trials:
             if jumps:
                 self.last = Trial(step, watch.usual, number, why_not=str(reason))
             return
-        losses = _Losses(lineage, by)
         if jumps:
+            losses = _Losses(lineage, by)
             self.last = self._tried(Trial(step, watch.usual, number), series, losses)
         elif watch.known >= USUAL and len(self._repeated | self._not_repeated) < FORMS:
-            self._repeat_once(losses, number)
+            self._repeat_once(lineage, number, by)
         self._kept.keep(series, step, number, lineage.data)
         if (model := self._model()) is not None:
             self._weights.keep(step, model)
@@ -177,13 +177,13 @@ class Trials:
             return last
         return Trial(step, math.nan, math.nan, why_not=FEW) if self._is_early else None
 
-    def _repeat_once(self, losses: _Losses, number: float) -> None:
+    def _repeat_once(self, lineage: Lineage, number: float, by: float) -> None:
         """See whether a second run repeats a healthy loss."""
-        form = losses.lineage.form
+        form = lineage.form
         if form not in self._repeated and form not in self._not_repeated:
             repeats = False
             with where_theirs_may_raise():  # an operation that does not run twice, no memory
-                repeats = _are_close(losses.of(), number)
+                repeats = _are_close(_Losses(lineage, by).of(), number)
             (self._repeated if repeats else self._not_repeated).add(form)
 
     def _tried(self, trial: Trial, series: int, losses: _Losses) -> Trial:

@@ -6,14 +6,14 @@ A factor, such as that of a clipped norm or of a loss scale, turns nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fxguard.history._norms import Number, changes
 from fxguard.history._open_step import OpenStep, as_range
-from fxguard.history._sample import LARGE, are_alike, sample_of
+from fxguard.history._sample import LARGE, are_alike, parts_here, sample_of
 from fxguard.measure import native
 
 __all__ = ["Turned"]
@@ -38,15 +38,13 @@ class Turned:
             ]
         )
         self._made: dict[int, Tensor] = {}  # by position: as the backward made it
+        self._all: tuple[Tensor, ...] = ()  # these, if all weights had gradients
 
-    def backward_ended(self, gradients: Sequence[Tensor | None]) -> None:
+    def backward_ended(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Copy samples of the gradients, as far as there are any."""
-        if len(self._made) == len(gradients):
-            made = tuple([self._made[at] for at in range(len(gradients))])
-            given = tuple([x for x in gradients if x is not None])
-            if native.changes(given, made, LARGE) is not None:  # which copies
-                return
-        for at, gradient in enumerate(gradients):
+        if self._all and native.copied(gradients, self._all, LARGE):
+            return
+        for at, gradient in enumerate(parts_here(gradients)):
             if gradient is None:
                 self._made.pop(at, None)
                 continue
@@ -55,24 +53,31 @@ class Turned:
                 self._made[at] = sample.clone()
             else:
                 copy.copy_(sample)
+        is_all = len(self._made) == len(gradients)
+        self._all = tuple([self._made[at] for at in range(len(gradients))]) if is_all else ()
 
-    def note(self, gradients: Sequence[Tensor | None]) -> None:
-        """Note by how much each gradient is turned now: 1 less its cosine with the copy."""
+    def note(self, gradients: tuple[Tensor | None, ...]) -> Sequence[Number] | None:
+        """Note by how much each gradient is turned now: 1 less its cosine with the copy.
+
+        Returns:
+            The norms of the gradients, or of their samples; None if some could not be compared.
+        """
+        between = native.changes(gradients, self._all, LARGE) if self._all else None
+        if between is None:  # the copies are of no use any more
+            self._note_some(parts_here(gradients))
+            return None
+        self.step.note_all(self._series, [*map(_turned, *between)])
+        return between[1]
+
+    def _note_some(self, gradients: Sequence[Tensor | None]) -> None:
         pairs = [
-            (at, gradient, self._made[at])
+            (self._series[at], gradient, self._made[at])
             for at, gradient in enumerate(gradients)
             if at in self._made and gradient is not None
         ]
+        pairs = [each for each in pairs if are_alike(sample_of(each[1]), each[2])]
         now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
-        between: Iterable[Sequence[Number]] | None
-        between = native.changes(now, made, LARGE)  # the copies are of no use any more
-        if between is None:
-            pairs = [each for each in pairs if are_alike(sample_of(each[1]), each[2])]
-            now, made = tuple([x for _, x, _ in pairs]), tuple([x for _, _, x in pairs])
-            between = changes(now, made)
-        is_all = len(pairs) == len(self._series)
-        series = self._series if is_all else [self._series[at] for at, *_ in pairs]
-        self.step.note_all(series, [*map(_turned, *between)])
+        self.step.note_all([at for at, *_ in pairs], [*map(_turned, *changes(now, made))])
 
 
 def _turned(apart: Number, after: Number, before: Number) -> Number:

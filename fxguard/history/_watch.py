@@ -6,7 +6,7 @@ import math
 from collections import deque
 from statistics import median
 
-__all__ = ["ENOUGH", "FLOOR", "HUGE", "NORMAL", "TINY", "USUAL", "Watch", "band", "octaves"]
+__all__ = ["ENOUGH", "FLOOR", "HUGE", "NORMAL", "STAYS", "TINY", "USUAL", "Watch", "band", "octaves"]
 
 USUAL = 64  # steps that say what is usual
 ENOUGH = 12  # of them are needed
@@ -106,6 +106,14 @@ class Watch:
             return False
         far = self._middle + JUMP * self._deviation
         return value > far and number > max(self._raw) and self._age > 0
+
+    @property
+    def stays_up(self) -> bool:
+        """Whether each of the last steps is above all of many before: a jump that has lasted."""
+        known = [*self._long]
+        if len(known) < USUAL + STAYS or min(self._raw) <= 0:
+            return False
+        return min(known[-STAYS:]) > max(known[-USUAL - STAYS : -STAYS]) + STEP_UP / 2
 
     def _has_risen(self) -> bool:
         """Whether the last steps are far above all of many before: a rise that no step shows."""

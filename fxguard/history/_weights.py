@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -11,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from fxguard.history._norms import Changes, changes, largest, norms
 from fxguard.history._open_step import OpenStep, as_range
 from fxguard.history._sample import LARGE, are_alike, part_here, parts_here, sample_of
+from fxguard.history._summed import Summed
 from fxguard.history._turned import Turned
 from fxguard.measure import native
 from fxguard.measure.at_hand import own_arithmetic
@@ -61,6 +64,7 @@ class WeightsOfOptimizer:
                 self._copies.append(copy)
         self._of_all = {kind: _positions(kind, self._held) for kind in KINDS}
         self._turned = Turned(step, [x.name for x in self._held])
+        self._summed = Summed(step, self.title)
         parts = [part_here(x.weight) for x in self._held]
         self._has_large = any(x is not None and x.numel() > LARGE for x in parts)
 
@@ -71,17 +75,14 @@ class WeightsOfOptimizer:
     def backward_ended(self) -> None:
         """Keep what a backward has made."""
         with own_arithmetic():
-            self._turned.backward_ended(self._gradients())
+            gradients = self._gradients()
+            self._turned.backward_ended(gradients)
+            self._summed.backward_ended(gradients)
 
     def before(self) -> None:
         """Note gradients and weights as the step reads them, and what else has written weights."""
         with own_arithmetic():
-            gradients = self._gradients()
-            pairs = zip(self._held, gradients, strict=True)
-            having = [x for x, gradient in pairs if gradient is not None]
-            given = tuple([x for x in gradients if x is not None])
-            self.step.note_all(self._series("gradient", having), norms(given, most=0))
-            self._turned.note(gradients)
+            self._note_gradients()
             held, parts, (drifts, sizes, _) = self._changed()
             if self._steps:  # before the first one nobody knows what they were
                 self.step.note_all(self._series("drift", held), drifts, sizes)
@@ -102,12 +103,24 @@ class WeightsOfOptimizer:
             self._note_settings(optimizer)
             self._note_states(optimizer)
 
+    def _note_gradients(self) -> None:
+        """Note the norm of each gradient, and by how much it is turned."""
+        self._summed.note()
+        gradients = self._gradients()
+        sizes = self._turned.note(gradients)
+        having = self._held
+        if sizes is None or self._has_large:
+            parts = parts_here(gradients)
+            having = [held for held, x in zip(having, parts, strict=True) if x is not None]
+            sizes = norms(tuple([x for x in parts if x is not None]), most=0)
+        self.step.note_all(self._series("gradient", having), sizes)
+
     def _series(self, kind: str, held: list[_Held]) -> Sequence[int]:
         """The positions of one kind of series of some weights, mostly of all."""
         return self._of_all[kind] if len(held) == len(self._held) else _positions(kind, held)
 
-    def _gradients(self) -> Sequence[Tensor | None]:
-        return parts_here(tuple([x.weight.grad for x in self._held]))
+    def _gradients(self) -> tuple[Tensor | None, ...]:
+        return tuple([x.weight.grad for x in self._held])
 
     def _changed(self) -> tuple[list[_Held], tuple[Tensor, ...], Changes]:
         """The weights that can be compared with their copies, and how much; others begin anew."""
@@ -158,14 +171,29 @@ class WeightsOfOptimizer:
 
     def _note_states(self, optimizer: Optimizer) -> None:
         """The largest magnitude of each state, over all weights."""
-        state = optimizer.state
-        states = [state.get(held.weight, {}) for held in self._held]
+        states = self._states_of(optimizer)
         for key in dict.fromkeys(key for each in states for key in each):
-            values = tuple([x for each in states if _is_measured(x := each.get(key))])
-            if values:
-                parts = tuple([x for x in parts_here(values) if x is not None])
+            values = tuple([x for each in states if (x := each.get(key)) is not None])
+            if any(map(_is_measured, values)):
                 series = self.step.series("state", f"{key} of {self.title}")
-                self.step.note_all([series] * len(parts), largest(parts))
+                self._note_largest(series, values)
+
+    def _note_largest(self, series: int, states: tuple[Any, ...]) -> None:
+        found = native.largest(states, LARGE)
+        if found is None:
+            parts = tuple([x for x in parts_here(states) if x is not None])
+            measured = tuple([x for x in parts if _is_measured(x)])
+            self.step.note_all([series] * len(measured), largest(measured))
+        else:
+            is_number = not math.isnan(sum(found))
+            self.step.note(series, min(found), max(found) if is_number else math.nan)
+
+    def _states_of(self, optimizer: Optimizer) -> list[Mapping[str, Any]]:
+        """The states of the weights. Looking each up takes as long as measuring it."""
+        state = optimizer.state
+        if len(state) == len(self._held) == self.count:
+            return list(state.values())
+        return [state.get(held.weight, {}) for held in self._held]
 
 
 def _positions(kind: str, held: list[_Held]) -> Sequence[int]:

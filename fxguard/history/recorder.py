@@ -81,7 +81,7 @@ class Histories(Listener):
     def begins(self, batch: Batch) -> None:
         """End the step before."""
         if self._has_optimizer is None and self._calls >= WITHOUT:
-            self._has_optimizer = False
+            self._has_optimizer, self._buffers = False, None
         self._end_step()
         model = self._model()
         is_apart = self._has_optimizer and _is_frozen(model)
@@ -92,7 +92,8 @@ class Histories(Listener):
             return
         if not self._calls and model is not None:
             if self._buffers is None:
-                self._buffers = Buffers(self._step, model)
+                is_stepped = self._has_optimizer is not False
+                self._buffers = Buffers(self._step, model, is_stepped=is_stepped)
             self._buffers.note()
         self._calls += 1
         self._stage.called(model)
@@ -110,6 +111,8 @@ class Histories(Listener):
         if self._calls:
             with loss.read() as batch:
                 self._operations.add(batch, is_of_loss=True)
+
+    loss_heard = loss_came
 
     def gradients_came(self) -> None:
         """Note the gradients that a backward has made."""
@@ -156,8 +159,10 @@ class Histories(Listener):
         self._step.note(self._step.series("time", "seconds"), seconds, seconds)
         run = self._opened()
         self._operations.captured.ends_step(run.number)
-        self._calls = self._steps = 0
+        more, self._calls, self._steps = self._calls - 1, 0, 0
         run.add(self._step.row(run.number), self._trials.of_step(run.number))
+        if self._has_optimizer is False:  # the row holds the calls until that was known
+            run.number += max(0, more)
 
     def _named(self, event: Event) -> Event:
         """An event of a graph that was captured anew, with the operation that has changed."""

@@ -838,6 +838,7 @@ static PyMethodDef METHODS[] = {
     {"are_here", are_here, METH_VARARGS, are_here_doc},
     {"norms", norms, METH_VARARGS, norms_doc},
     {"changes", changes, METH_VARARGS, changes_doc},
+    {"copied", copied, METH_VARARGS, copied_doc},
     {"described", described, METH_O, described_doc},
     {"largest", largest, METH_VARARGS, largest_doc},
     {"state_of", state_of, METH_O, state_of_doc},

@@ -261,6 +261,39 @@ static PyObject *changes(PyObject *module, PyObject *args) {
     return all;
 }
 
+/* Writes what is taken of a tensor into its copy. */
+static void take_copy(const Compared *x) {
+    const size_t size = x->tensor.dtype.bits / 8;
+    const char *from = (const char *)x->tensor.data + x->tensor.byte_offset;
+    char *to = (char *)x->copy.data + x->copy.byte_offset;
+    if (x->axis.stride == 1) {
+        memcpy(to, from, (size_t)x->axis.size * size);
+        return;
+    }
+    for (int64_t i = 0; i < x->axis.size; i++)
+        memcpy(to + (size_t)i * size, from + i * x->axis.stride * (ptrdiff_t)size, size);
+}
+
+PyDoc_STRVAR(copied_doc,
+             "copied(tensors, copies, most)\n--\n\n"
+             "Whether each copy has become its tensor, or what is taken of it. `most` is as in `norms`.\n"
+             "False, with nothing written, where this cannot read one.");
+
+static PyObject *copied(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *tensors, *copies;
+    long long most;
+    if (!PyArg_ParseTuple(args, "O!O!L", &PyTuple_Type, &tensors, &PyTuple_Type, &copies, &most))
+        return NULL;
+    Compared *given = all_compared(tensors, copies, most); /* all, before one is written */
+    if (given == NULL)
+        Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++)
+        take_copy(&given[i]);
+    PyMem_Free(given);
+    Py_RETURN_TRUE;
+}
+
 PyDoc_STRVAR(largest_doc,
              "largest(tensors, most)\n--\n\n"
              "The largest magnitude in each tensor of a tuple, of all elements or of so many, as in\n"

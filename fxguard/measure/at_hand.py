@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fxguard.formats import spelled_out
 from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
 from fxguard.records import NOT_MEASURED, Range
-from fxguard.torch_names import DisableTorchFunction
+from fxguard.torch_names import DisableTorchFunction, set_grad_enabled
 
 __all__ = [
     "VERSION",
@@ -107,11 +107,20 @@ def may_wait_for(tensor: Tensor) -> bool:
     return tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
-@contextlib.contextmanager
-def own_arithmetic() -> Iterator[None]:
+class own_arithmetic:  # noqa: N801 - used as a function; a generator takes four times as long
     """Hide fxguard's own arithmetic from autograd, subclasses and torch function modes."""
-    with DisableTorchFunction(), torch.no_grad():
-        yield
+
+    __slots__ = ("_hidden", "_was_enabled")
+
+    def __enter__(self) -> None:
+        self._hidden = DisableTorchFunction()
+        self._hidden.__enter__()
+        self._was_enabled = torch.is_grad_enabled()
+        set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        set_grad_enabled(self._was_enabled)
+        self._hidden.__exit__(*error)
 
 
 def flattened(value: Tensor) -> Tensor | None:

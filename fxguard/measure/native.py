@@ -109,6 +109,10 @@ class _NotBuilt:
         return None
 
     @staticmethod
+    def copied(tensors: object, copies: object, most: object) -> bool:
+        return False
+
+    @staticmethod
     def described(tensor: object) -> None:
         return None
 
@@ -192,10 +196,14 @@ norms: Callable[[tuple[Tensor, ...], int], list[float] | None] = _functions.norm
 # Given a tuple of copies as well, the norms of each tensor minus its copy, of the tensor, and of
 # the copy, which then becomes the tensor. None as above, with nothing written.
 changes: Callable[
-    [tuple[Tensor, ...], tuple[Tensor, ...], int],
+    [tuple[Tensor | None, ...], tuple[Tensor, ...], int],
     tuple[list[float], list[float], list[float]] | None,
 ]
 changes = _functions.changes
+
+# Whether the copies have become what is taken of the tensors. False as above, with nothing written.
+copied: Callable[[tuple[Tensor | None, ...], tuple[Tensor, ...], int], bool]
+copied = getattr(_functions, "copied", _NotBuilt.copied)
 
 # Whether they can read all of them; the copies may be None.
 are_here: Callable[[tuple[Any, ...], tuple[Tensor, ...] | None, int], bool] = _functions.are_here

@@ -42,6 +42,9 @@ class StepReports(Protocol):
     def judge_loss(self, loss: Loss) -> None:
         """Report bad values that a script computed from outputs of the model."""
 
+    def hear_loss(self, loss: Loss) -> None:
+        """Let tools hear of a loss that another model's guard judges."""
+
     def gradients_lost(self, origin: Origin, number: int) -> None:
         """Report gradients that are 0 because of their dtype."""
 

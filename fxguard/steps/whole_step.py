@@ -83,5 +83,9 @@ class WholeStep:
         """Report what is wrong with a loss."""
         self.reports.judge_loss(loss)
 
+    def hear_loss(self, loss: Loss) -> None:
+        """Let tools hear of a loss that another model's guard judges."""
+        self.reports.hear_loss(loss)
+
     def _largest_gradient(self) -> float:
         return 0.0 if self.backward is None else self.backward.largest

@@ -7,8 +7,11 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
+import torch
 
+from fxguard.history._first import Exit
 from fxguard.history._judge import Judge
+from fxguard.history._said import said
 from fxguard.history._series import Kind, Row, Series
 from fxguard.report.event import Event
 
@@ -562,3 +565,64 @@ def test_an_input_that_other_weights_compute_is_no_data() -> None:
     (event,) = events
     assert (event.cause, event.what) == ("operation", "what computes input 0")
     assert event.headline == "step 138: what computes input 0 changed, and what it reads had not"
+
+
+def of_gradients(grown: Sequence[int], factor: float) -> list[Event]:
+    """The events of eight noisy gradients that move together, of which some grow in step 140.
+
+    The loss jumps three steps later.
+    """
+    series: list[Described] = [("loss", "loss", "")]
+    series += [("gradient", f"layers.{at}.weight", "") for at in range(8)]
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(150):
+            loss = math.exp(noise.gauss(0, 0.05)) * (9.0 if step >= 143 else 1.0)
+            of_batch = math.exp(noise.gauss(0, 0.5))
+            row = [of_batch * math.exp(noise.gauss(0, 0.05)) for _ in range(8)]
+            for place in grown if step >= 140 else ():
+                row[place] *= factor
+            yield [loss, *row]
+
+    return events_of(rows(), series)
+
+
+def test_gradients_that_grow_beside_the_others_are_a_cause() -> None:
+    """Each by itself is in its band: from batch to batch all of them move as much."""
+    (event,) = of_gradients([2, 3, 5], 2.5)
+    assert (event.cause, event.step, event.lead) == ("gradient", 140, 3)
+    assert event.what == "layers.2.weight"
+    assert event.evidence[1] == "so do those of layers.3.weight and layers.5.weight"
+    (event,) = of_gradients([6], 2.5)
+    assert (event.step, event.what, len(event.evidence)) == (140, "layers.6.weight", 2)
+
+
+@pytest.mark.parametrize(("grown", "factor"), [(range(8), 1.5), ([3], 1.3), ([], 1.0)])
+def test_gradients_that_move_as_they_do_are_no_cause(grown: Sequence[int], factor: float) -> None:
+    (event,) = of_gradients(grown, factor)
+    assert (event.cause, event.step) == ("unknown", 143)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sentence"),
+    [
+        ([4.0] * 40 + [8.0], "head relu goes from 4 to 8 in step 40"),
+        (
+            [4.0] * 40 + [0.0, 0.0],
+            "head relu is 0 in step 41: the median of the 64 steps before is 4",
+        ),
+        (
+            [4.0] * 40 + [30.0, 32.0],
+            "head relu is 32 in step 41: the median of the 64 steps before is 4",
+        ),
+    ],
+)
+def test_a_number_is_told_beside_that_before_or_what_is_usual(
+    numbers: list[float], sentence: str
+) -> None:
+    """The step before may be out of the band as well: it may belong to the event before."""
+    table = torch.tensor(numbers, dtype=torch.float64)[:, None]
+    one = Exit(len(numbers) - 1, 0, -20.0, is_rare_write=False)
+    relu = Series("operation head relu", "operation", "head relu")
+    assert said([relu], list(range(len(numbers))), table, one) == sentence

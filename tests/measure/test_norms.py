@@ -55,6 +55,27 @@ def test_changes() -> None:
     assert now == then == pytest.approx(sizes, rel=1e-14)
 
 
+def test_copied() -> None:
+    """Copies become the tensors, or the samples of large ones; nothing where one cannot be read."""
+    tensors = given()
+    copies = tuple(torch.full_like(x, 7.0) for x in tensors)
+    assert native.copied(tensors, copies, 0)
+    assert all(map(torch.equal, tensors, copies))
+    x = torch.arange(10.0)
+    copy = torch.zeros(4)
+    assert native.copied((x,), (copy,), 4)
+    assert copy.tolist() == [0.0, 3.0, 6.0, 9.0]
+    assert changes((x,), (copy,), 4)[0] == [0.0]
+    spread = torch.randn(6, 4).t()
+    assert native.copied((spread,), (kept := torch.zeros_like(spread),), 0)
+    assert torch.equal(kept, spread)
+    for other in (torch.zeros(3), torch.zeros(4, dtype=torch.float64), torch.zeros(8)[::2]):
+        assert not native.copied((x, x), (copy, other), 4)
+    assert not native.copied((x, None), (copy, torch.zeros(4)), 4)
+    assert not native.copied((x,), (copy, copy), 4)
+    assert copy.tolist() == [0.0, 3.0, 6.0, 9.0]
+
+
 def test_layouts() -> None:
     x = torch.randn(12, 10)
     copy = torch.zeros(30)

@@ -1,0 +1,50 @@
+"""What has grown for long before a jump: no step of it is out of its band."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fxguard.history._lines import number
+from fxguard.history._series import Series
+from fxguard.history._watch import HUGE, TINY
+
+__all__ = ["grown"]
+
+BLOCK = 16  # steps of which the mean is taken
+LEAST = 6  # blocks
+OCTAVES = 3.0  # that it has grown by, at least
+RATE = 1 / 64  # octaves in a step, at least
+STEADY = 0.3  # of the mean rise from block to block: the least
+
+
+def grown(series: list[Series], steps: list[int], table: Tensor, line: int) -> list[str]:
+    """The operation or setting that has grown most, and steadily, up to a line, as a sentence.
+
+    Args:
+        series: the columns.
+        steps: of the lines.
+        table: the numbers.
+        line: in which something left its band.
+    """
+    count = line // BLOCK
+    places = [at for at, known in enumerate(series) if known.kind in ("operation", "setting")]
+    if count < LEAST or not places:
+        return []
+    begin = line - BLOCK * count
+    octaves = table[begin:line, places].abs().log2().clamp(TINY, HUGE)
+    blocks = octaves.reshape(count, BLOCK, len(places)).mean(dim=1)
+    rise, rises = blocks[-1] - blocks[0], blocks.diff(dim=0)
+    least = max(OCTAVES, RATE * BLOCK * (count - 1))
+    is_steady = rises.amin(dim=0) >= STEADY * rise / (count - 1)
+    found = (is_steady & (rise >= least)).nonzero().flatten().tolist()
+    if not found:
+        return []
+    most = max(found, key=lambda at: float(rise[at]))
+    known = series[places[most]]
+    before, now = float(table[begin, places[most]]), float(table[line - 1, places[most]])
+    where = f" ({known.source})" if known.source else ""
+    what = " ".join(filter(None, (known.what + where, known.detail)))
+    return [
+        f"{what} has grown steadily, from {number(before)} in step {steps[begin]} to {number(now)} "
+        f"in step {steps[line - 1]}"
+    ]
