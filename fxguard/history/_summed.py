@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fxguard.history._open_step import OpenStep
+from fxguard.history._sample import part_here
 from fxguard.history._series import SUMMED
 from fxguard.measure.at_hand import version_of
 
@@ -33,14 +34,15 @@ class Summed:
 
     def backward_ended(self, gradients: Sequence[Tensor | None]) -> None:
         """See whether a backward has added to the gradient."""
-        probe = gradients[self._probe] if self._probe >= 0 else None
+        probe = part_here(gradients[self._probe]) if self._probe >= 0 else None
         if probe is None:
-            found = (at for at, x in enumerate(gradients) if x is not None)
-            self._probe, self._count = next(found, -1), 0
-            if self._probe < 0:
+            found = (
+                (at, part) for at, x in enumerate(gradients) if (part := part_here(x)) is not None
+            )
+            self._probe, probe = next(found, (-1, None))
+            self._count = 0
+            if probe is None:  # or all are sparse
                 return
-            probe = gradients[self._probe]
-        assert probe is not None
         place, written = probe.data_ptr(), version_of(probe)
         before, self._seen = self._seen, (place, written)
         if written is None or before == self._seen:  # nobody counts, or it is of other weights

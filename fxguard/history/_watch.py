@@ -6,7 +6,18 @@ import math
 from collections import deque
 from statistics import median
 
-__all__ = ["ENOUGH", "FLOOR", "HUGE", "NORMAL", "STAYS", "TINY", "USUAL", "Watch", "band", "octaves"]
+__all__ = [
+    "ENOUGH",
+    "FLOOR",
+    "HUGE",
+    "NORMAL",
+    "STAYS",
+    "TINY",
+    "USUAL",
+    "Watch",
+    "band",
+    "octaves",
+]
 
 USUAL = 64  # steps that say what is usual
 ENOUGH = 12  # of them are needed
@@ -21,6 +32,9 @@ JUMP_AT_ONCE = 14.0  # deviations of one step
 RISES = 32  # steps in which a number may rise
 STAYS = 8  # steps in which it is up
 RISEN = 1.0  # octaves
+STAYS_ABOVE = 0.15  # octaves that the lowest of these is above all of the 64 before
+STAYS_UP = 0.6  # octaves that their median is above the median of those
+JUMP_LASTING = 4.0  # likewise, in deviations
 REFRESHED = 16  # steps after which what is usual is computed anew
 LOCAL = 16  # steps just before, from which a number may step up
 STEP_UP = 1.0  # octaves above their median
@@ -67,7 +81,7 @@ class Watch:
         if value == HUGE:
             return self.known == USUAL  # what is infinite says nothing about what is usual
         self._long.append(value)
-        found = self.is_above(number) or self._has_risen()
+        found = self.is_above(number) or self._has_risen() or self.stays_up
         self._last.append(value)
         mean = sum(self._last) / len(self._last)
         if self.known == USUAL:
@@ -111,9 +125,13 @@ class Watch:
     def stays_up(self) -> bool:
         """Whether each of the last steps is above all of many before: a jump that has lasted."""
         known = [*self._long]
-        if len(known) < USUAL + STAYS or min(self._raw) <= 0:
+        if not self._rises or len(known) < USUAL + STAYS or min(self._raw) <= 0:
             return False
-        return min(known[-STAYS:]) > max(known[-USUAL - STAYS : -STAYS]) + STEP_UP / 2
+        before, last = known[-USUAL - STAYS : -STAYS], known[-STAYS:]
+        if min(last) <= max(before) + STAYS_ABOVE:
+            return False
+        middle, deviation = band(before)
+        return median(last) > middle + max(STAYS_UP, JUMP_LASTING * deviation)
 
     def _has_risen(self) -> bool:
         """Whether the last steps are far above all of many before: a rise that no step shows."""

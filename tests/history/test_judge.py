@@ -626,3 +626,89 @@ def test_a_number_is_told_beside_that_before_or_what_is_usual(
     one = Exit(len(numbers) - 1, 0, -20.0, is_rare_write=False)
     relu = Series("operation head relu", "operation", "head relu")
     assert said([relu], list(range(len(numbers))), table, one) == sentence
+
+
+def of_state(state: float, gradient: float) -> list[Event]:
+    """The events of a run whose state and gradients have grown in a step; the loss jumps later."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(150):
+            row = usual(noise)
+            row[8] *= math.exp(noise.gauss(0, 0.7))  # far from its band is far indeed
+            if step >= 140:
+                row[8], row[11] = row[8] * gradient, row[11] * state
+            for place in (6, 7) if step >= 142 else ():
+                row[place] *= 4.0
+            yield row
+
+    return events_of(rows())
+
+
+def test_a_state_is_a_cause_unless_it_follows_its_gradient() -> None:
+    (event,) = of_state(4.0, 1.0)
+    assert (event.step, event.what) == (140, "exp_avg_sq of Adam's step")
+    (event,) = of_state(4.0, 8.0)
+    assert (event.step, event.cause) == (142, "data")
+
+
+def test_what_has_grown_for_long_is_told() -> None:
+    """It is out of no band: a weight of a loss that a script computes, or a temperature."""
+    noise = random.Random(0)
+    series = [*SERIES[:6], ("operation", "loss exp", ""), *SERIES[6:]]
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(206):
+            row = usual(noise)
+            row.insert(6, 0.1 * 2 ** (step / 25))
+            for place in (0, 7, 8) if step >= 200 else ():
+                row[place] *= 200.0
+            yield row
+
+    (event,) = events_of(rows(), series)
+    assert event.what == "input 0"
+    assert event.evidence[1].startswith("loss exp has grown steadily, from 0.")
+    assert event.evidence[1].endswith(" in step 199")
+    assert not any("has grown" in line for line in judged({120: {0: 200.0} | FORWARD})[0].evidence)
+
+
+def test_a_loss_that_does_not_come_back_is_an_event_of_its_batches() -> None:
+    """It has been as far from its band before: a target network is updated now and then."""
+
+    def events(stays: bool, is_data: bool | None) -> list[Event]:
+        noise, judge = random.Random(0), Judge()
+        judge.register(Series("loss", "loss", "loss"))
+        judge.register(Series("target mean", "target", "targets", order=-1, detail="mean"))
+        found = list[Event]()
+        for step in range(340):
+            far = step % 100 in (50, 51, 52) or (stays and step >= 320)
+            loss = 0.02 * math.exp(noise.gauss(0, 0.05)) * (10.0 if far else 1.0)
+            row = Row(step, [loss, 0.5], [loss, 0.5])
+            found += judge.seen(row, lambda begin: is_data if begin <= 321 else None)
+        return found
+
+    (event,) = events(stays=True, is_data=True)
+    assert (event.step, event.cause) == (320, "data")
+    assert events(stays=False, is_data=True) == events(stays=True, is_data=None) == []
+
+
+def lasting(factor: float, steps: int) -> list[Event]:
+    """The events of a noisy loss that is so many times as large for some steps, as an input is."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(180):
+            row = usual(noise)
+            for place in (6, 7):
+                row[place] *= math.exp(noise.gauss(0, 0.12))
+            for place in (0, 6, 7) if 150 <= step < 150 + steps else ():
+                row[place] *= 9.0 if place == 0 else factor
+            yield row
+
+    return events_of(rows())
+
+
+def test_a_moderate_jump_that_lasts_is_an_event() -> None:
+    (event,) = lasting(1.9, steps=30)
+    assert (event.step, event.what) == (150, "input 0")
+    assert lasting(1.9, steps=2) == lasting(1.25, steps=30) == []

@@ -69,6 +69,43 @@ def test_a_frozen_weight_that_is_written(tmp_path: Path) -> None:
     assert (event.step, event.cause, event.what) == (AT, "weights", "base.weight")
 
 
+def test_a_frozen_weight_that_is_written_when_it_is_unfrozen(tmp_path: Path) -> None:
+    """A copy of an earlier time is loaded: the last comparison is that of the step after."""
+
+    def change(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if step == AT:
+            model.base.requires_grad_(True)  # type: ignore[operator, union-attr]
+            model.base.weight.data *= -3  # type: ignore[union-attr, operator]
+            optimizer.add_param_group({"params": [*model.base.parameters()]})  # type: ignore[union-attr]
+
+    first = trained(tmp_path, change).events[0]
+    assert (first.step, first.cause, first.what) == (AT, "weights", "base.weight")
+
+
+def test_weights_of_which_a_script_steps_copies(tmp_path: Path) -> None:
+    """Steps are counted as the script counts them, and a copy of an earlier time is found."""
+    torch.manual_seed(0)
+    model = Adapted().requires_grad_(True)
+    masters = [x.detach().clone() for x in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.05)
+    with fxguard.watch(model, history=tmp_path):
+        for step in range(STEPS):
+            if step == AT:
+                masters[0].mul_(-6)
+            with torch.no_grad():
+                for weight, master in zip(model.parameters(), masters, strict=True):
+                    weight.copy_(master)
+            x = torch.randn(64, 8)
+            nn.functional.mse_loss(model(x), x[:, :1]).backward()
+            for weight, master in zip(model.parameters(), masters, strict=True):
+                master.grad, weight.grad = weight.grad, None
+            optimizer.step()
+    history = fxguard.load_history(tmp_path)
+    assert history.get("drift head.weight buffer").steps[-1] == STEPS - 1
+    first = history.events[0]
+    assert (first.step, first.cause, first.what) == (AT, "weights", "base.weight")
+
+
 def test_a_weight_that_is_trained_later_is_none_of_them(tmp_path: Path) -> None:
     def change(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if step == AT:
