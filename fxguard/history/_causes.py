@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fxguard.history._bands import NO_DRIFT
 from fxguard.history._climbs import Climb
+from fxguard.history._evidence import furthest, listed, more_backwards, of_loss, other_writes
 from fxguard.history._first import BACK, Exit
+from fxguard.history._given import given
 from fxguard.history._grown import grown
 from fxguard.history._said import said
-from fxguard.history._series import BUFFER, ROW_SIZE, ROWS, SUMMED, Series
+from fxguard.history._series import ROW_SIZE, ROWS, SUMMED, Series
 from fxguard.report.event import Cause, Event
 from fxguard.report.in_words import percent, times
 
@@ -40,13 +41,10 @@ OF_SIZE = (
 )
 BEFORE_IT = "what runs before it is in its band"
 OF_STEP = "'s step"
-MOST_STEPS = 3  # that are named
-MOST_NAMED = 4  # weights
+NORM = "the norm of all gradients"
 HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved
 JUST_NOW = 8  # lines, of which the first in which the loss has moved is that of its jump
-SUMS = ("amax", "max", "mean", "norm", "sum")  # their largest magnitude tells more than elements'
-LOSSES = ("loss", "entropy", "nll")  # in names of operations that compare outputs with targets
 
 
 def explained(
@@ -76,19 +74,21 @@ def explained(
         first = replace(first, place=other)
     known, begin = series[first.place], steps[first.line]
     moved, loss = _moved(series, far, first.line)
+    if known.kind == "loss":
+        moved, loss = first.line, first.place
     cause, what, source = CAUSE.get(known.kind, "unknown"), known.what, known.source
     evidence = [said(series, steps, table, first)]
-    evidence += _other_writes(series, steps, table, left, first)
+    evidence += other_writes(series, steps, table, left, first)
     if left[0].place != first.place:
         evidence.insert(0, said(series, steps, table, left[0]))
-    given = _given(series, known) if may_be_data and other is None else []
+    to_blame = given(series, known) if may_be_data and other is None else []
     computed = [] if may_be_data else _computed_inputs(series, exits)
     if computed and known.kind in ("operation", "loss"):
         cause, what, source = "operation", f"what computes {series[computed[0].place].what}", ""
         evidence = [said(series, steps, table, computed[0])]
-    elif given:
-        cause, what = "data", " or ".join(one.what for one in given)
-        names = " and ".join(one.what for one in given)
+    elif to_blame:
+        cause, what = "data", " or ".join(one.what for one in to_blame)
+        names = " and ".join(one.what for one in to_blame)
         evidence.append(f"{BEFORE_IT}, as are range and mean of {names}")
     elif known.detail in (ROWS, ROW_SIZE) and _is_of_size_alone(series, left):
         evidence.append(OF_SIZE.format(known.what))
@@ -102,59 +102,28 @@ def explained(
         evidence.append(f"so do those of {percent(share)} of the weights")
     elif cause == "gradient" and (alike := _alike(series, left)[1:]):
         so = "so do those of" if len(alike) > 1 else "so does that of"
-        evidence.append(f"{so} {_listed(alike)}")
+        evidence.append(f"{so} {listed(alike)}")
+    elif cause == "operation" and not left[0].is_alone:  # what it reads has nearly changed, too
+        cause, what, source = "unknown", NORM, ""
+        if loss is not None:
+            what, source = series[loss].what, series[loss].source
+        evidence = furthest(series, steps, far, first)
+    elif cause == "unknown":
+        evidence += furthest(series, steps, far, first)
     if known.kind != "setting":  # which nothing measured can have caused
         changed = (one for one in left[1:] if series[one.place].kind == "setting")
         evidence += [said(series, steps, table, one) for one in changed][:1]
     evidence += grown(series, steps, table, first.line)
-    evidence += _more_backwards(series, steps, table, first)
+    evidence += more_backwards(series, steps, table, first)
     if loss is not None and (loss, moved) != (first.place, first.line):  # else it is said
-        evidence.append(_of_loss(steps, table, moved, loss))
+        evidence.append(of_loss(steps, table, moved, loss))
     lead = 0 if loss is None else steps[moved] - begin
     return Event(begin, cause, what, source, lead, tuple(evidence))
-
-
-def _more_backwards(
-    series: list[Series], steps: list[int], table: Tensor, first: Exit
-) -> list[str]:
-    """From when on gradients are the sum of more backwards than before, since something changed."""
-    for place, known in enumerate(series):
-        if known.detail == SUMMED and place != first.place:
-            before = table[max(0, first.line - BACK) : first.line, place].nan_to_num(0.0)
-            most = float(before.amax()) if len(before) else 0.0
-            more = (table[first.line :, place] > most).nonzero().flatten().tolist()
-            if more and most:
-                one = Exit(first.line + more[0], place, 0.0, is_rare_write=False)
-                return [said(series, steps, table, one)]
-    return []
 
 
 def _computed_inputs(series: list[Series], exits: list[Exit]) -> list[Exit]:
     """Inputs that left their bands though no batch is to blame: other weights compute them."""
     return [one for one in exits if series[one.place].kind == "input"]
-
-
-def _other_writes(
-    series: list[Series], steps: list[int], table: Tensor, exits: list[Exit], first: Exit
-) -> list[str]:
-    """What else was written as a weight was, and when it was written before."""
-    if not _is_write(series[first.place]):
-        return []
-    others = sum(_is_write(series[one.place]) for one in exits) - 1
-    lines = (table[: first.line, first.place].log2() > NO_DRIFT).nonzero().flatten().tolist()
-    earlier = [str(steps[line]) for line in lines[-MOST_STEPS:]]
-    found = []
-    if others:
-        found.append(f"so {'are' if others > 1 else 'is'} {others} more weight{'s' * (others > 1)}")
-    if earlier:
-        which = f"step{'s' * (len(earlier) > 1)} {', '.join(earlier)}"
-        found.append(f"it was written before {which}, too")
-    return found
-
-
-def _is_write(known: Series) -> bool:
-    """Whether a series is what something else than the optimizer has written of a weight."""
-    return known.kind == "drift" and known.detail != BUFFER
 
 
 def is_by_elimination(event: Event) -> bool:
@@ -221,13 +190,8 @@ def jump_of_growth(
     moved, loss = _moved(series, far, max(0, len(steps) - JUST_NOW))
     evidence = told.evidence
     if loss is not None:
-        evidence += (_of_loss(steps, table, moved, loss),)
+        evidence += (of_loss(steps, table, moved, loss),)
     return replace(told, lead=steps[moved] - begin, evidence=evidence)
-
-
-def _of_loss(steps: list[int], table: Tensor, moved: int, loss: int) -> str:
-    before, now = float(table[max(0, moved - 1), loss]), float(table[moved, loss])
-    return f"the loss goes from {before:.3g} to {now:.3g} in step {steps[moved]}"
 
 
 def _moved(series: list[Series], far: Tensor, begin: int) -> tuple[int, int | None]:
@@ -252,58 +216,3 @@ def _alike(series: list[Series], exits: list[Exit]) -> list[Series]:
     first = series[exits[0].place]
     found = [series[one.place] for one in exits]
     return [one for one in found if (one.kind, one.detail) == (first.kind, first.detail)]
-
-
-def _listed(weights: list[Series]) -> str:
-    """The first of some weights by name, and how many more there are."""
-    named = [one.what for one in weights[:MOST_NAMED]]
-    more = len(weights) - len(named)
-    if more:
-        return f"{', '.join(named)} and {more} more"
-    return " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
-
-
-def _given(series: list[Series], first: Series) -> list[Series]:
-    """What is to blame where an operation left its band first: inputs, or targets and inputs.
-
-    The numbers of an operation that reads what the model is given, before any weight or with
-    weights that are as they were, change with it. So does a loss, if the outputs have not changed:
-    then the targets are others, or belong to other inputs.
-    """
-    inputs = next(([one] for one in series if one.kind == "input"), [])
-    if first.kind == "loss" or (first.kind == "operation" and _compares(series, first)):
-        targets = next(([one] for one in series if one.kind == "target"), [])
-        return [*targets, *inputs] if targets else []
-    if first.kind == "operation" and _reads_inputs_alone(series, first):
-        return inputs
-    return []
-
-
-def _compares(series: list[Series], operation: Series) -> bool:
-    """Whether an operation compares outputs with targets, or sums up what one has made."""
-    name = operation.what.rpartition(" ")[2]
-    if any(part in name for part in LOSSES):
-        return True
-    targets = min((one.order for one in series if one.kind == "target"), default=operation.order)
-    if not targets < operation.order:
-        return False
-    between = any(
-        one.kind == "operation" and targets < one.order < operation.order for one in series
-    )
-    return not between or name in SUMS
-
-
-def _is_weight(series: Series) -> bool:
-    return series.kind == "weight" and series.detail != BUFFER
-
-
-def _reads_inputs_alone(series: list[Series], operation: Series) -> bool:
-    """Whether no operation before this one belongs to a module that has weights."""
-    weights = filter(_is_weight, series)
-    owners = {one.what.rpartition(".")[0] for one in weights}
-    weighted = (
-        one.order
-        for one in series
-        if one.kind == "operation" and one.what.rpartition(" ")[0] in owners
-    )
-    return operation.order <= min(weighted, default=operation.order)

@@ -18,6 +18,7 @@ __all__ = ["BACK", "Exit", "first_exit", "raised"]
 BACK = 64  # steps in which a cause is looked for
 OUT, OUT_BELOW = 5.0, 6.0  # deviations above and below the median
 BEYOND_USUAL = 1.25  # times as far as the series has been while nothing happened
+NEARLY = 0.6  # as far as what is first
 CLEARLY = 1.3  # the same, for what is first in its step
 STRONG = 1.6  # the same, for what lasts one step only
 LEAST = 0.5  # octaves by which a gradient or a step is above what is usual
@@ -55,6 +56,7 @@ class Exit:
     place: int  # of the series
     distance: float  # from the median, in deviations: negative below it
     is_rare_write: bool  # of a weight that nothing but the optimizer writes in most steps
+    is_alone: bool = True  # no operation that runs before it in its step is nearly as far out
 
 
 def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: int) -> list[Exit]:
@@ -100,7 +102,13 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     _add_gradients_beside(out, series, values, after)
     begin = _begin(out)
     found = [
-        Exit(start + begin, place, float(seen[begin, place]), bool(rarely[place]))
+        Exit(
+            start + begin,
+            place,
+            float(seen[begin, place]),
+            bool(rarely[place]),
+            _is_alone(series, out[begin].tolist(), place),
+        )
         for place in range(len(series))
         if out[begin, place] >= 1
     ]
@@ -117,6 +125,15 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     found.sort(key=order)
     clear = [one for one in found if out[begin, one.place] >= CLEARLY]
     return clear or found
+
+
+def _is_alone(series: list[Series], out: list[float], place: int) -> bool:
+    """Whether no operation that runs before one in its step is nearly as far from its band."""
+    known = series[place]
+    return known.kind != "operation" or not any(
+        one.kind == "operation" and one.order < known.order and far >= NEARLY * out[place]
+        for one, far in zip(series, out, strict=True)
+    )
 
 
 def _limits(distances: Tensor, calm: int) -> tuple[Tensor, Tensor]:

@@ -194,18 +194,19 @@ class Judge:
         return () if found is None else (found[1],)
 
     def _stays_up(self, is_data: IsData) -> Event | None:
-        """The event of a loss that nothing explains but its batches: one that does not come back.
+        """The event of a loss that does not come back, and that no series explains.
 
-        It needs second runs of them. A loss that comes back, as behind each update of a target
-        network, may do so all the time.
+        Second runs may have shown that its batches do. A loss that comes back, as behind each
+        update of a target network, may do so all the time.
         """
         steps, table = self._stage.rows.last(KEPT, len(self._series))
         line = len(steps) - STAYS
         for place, watch in self._stage.losses.items():
-            if watch.stays_up and is_data(steps[line]):
+            if watch.stays_up:
                 far = distances(in_octaves(table, self._series))
                 one = Exit(line, place, float(far[line, place]), is_rare_write=False)
-                return explained(self._series, steps, table, far, [one])
+                may_be = bool(is_data(steps[line]))
+                return explained(self._series, steps, table, far, [one], may_be_data=may_be)
         return None
 
     def _explained(self, is_data: IsData) -> Event | None:

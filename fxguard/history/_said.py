@@ -12,7 +12,7 @@ from fxguard.history._series import SUMMED, Series
 from fxguard.history._watch import octaves
 from fxguard.report.in_words import percent, times
 
-__all__ = ["said"]
+__all__ = ["in_words", "said"]
 
 PART = 0.25  # of the octaves by which a number is off: by less it is about that of the step before
 
@@ -42,17 +42,17 @@ def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> st
         )
     before, usual = _before(table, one)
     if math.isnan(now):
-        return f"{_name(known)} has run in each step, and runs no more in step {step}"
+        return f"{in_words(known)} has run in each step, and runs no more in step {step}"
     if math.isnan(before) and known.kind == "setting":
         return f"{known.what} is {number(now)}, and is there for the first time in step {step}"
     if math.isnan(before):
-        return f"{_name(known)} runs for the first time in step {step}: it makes {number(now)}"
+        return f"{in_words(known)} runs for the first time in step {step}: it makes {number(now)}"
     if known.kind != "setting" and _is_nearer(now, before, usual):
         return (
-            f"{_name(known)} is {number(now)} in step {step}: the median of the "
+            f"{in_words(known)} is {number(now)} in step {step}: the median of the "
             f"{BACK} steps before is {number(usual)}"
         )
-    return f"{_name(known)} goes from {number(before)} to {number(now)} in step {step}"
+    return f"{in_words(known)} goes from {number(before)} to {number(now)} in step {step}"
 
 
 def _backwards(count: float) -> str:
@@ -74,7 +74,8 @@ def _is_nearer(now: float, before: float, usual: float) -> bool:
     return now != usual and apart < PART * abs(octaves(now) - octaves(usual))
 
 
-def _name(known: Series) -> str:
+def in_words(known: Series) -> str:
+    """Which number a series is, in a sentence."""
     if known.kind in ("input", "target"):
         detail = {"": "largest magnitude", "typical": "typical magnitude"}
         return f"the {detail.get(known.detail, known.detail)} of {known.what}"
