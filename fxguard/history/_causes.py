@@ -8,12 +8,20 @@ from dataclasses import replace
 from torch import Tensor
 
 from fxguard.history._climbs import Climb
-from fxguard.history._evidence import furthest, listed, more_backwards, of_loss, other_writes
+from fxguard.history._evidence import (
+    beside,
+    furthest,
+    listed,
+    more_backwards,
+    of_loss,
+    other_writes,
+)
 from fxguard.history._first import BACK, Exit
 from fxguard.history._given import given
 from fxguard.history._grown import grown
 from fxguard.history._said import said
 from fxguard.history._series import ROW_SIZE, ROWS, SUMMED, Series
+from fxguard.history._watch import STAYS
 from fxguard.report.event import Cause, Event
 from fxguard.report.in_words import percent, times
 
@@ -44,6 +52,7 @@ OF_STEP = "'s step"
 NORM = "the norm of all gradients"
 HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved
+MOVED_AND_STAYS = 2.5  # the same where it stays
 JUST_NOW = 8  # lines, of which the first in which the loss has moved is that of its jump
 
 
@@ -100,9 +109,11 @@ def explained(
     elif cause == "gradient" and (share := _share(series, left)) > 0.5:
         what = "all gradients"
         evidence.append(f"so do those of {percent(share)} of the weights")
-    elif cause == "gradient" and (alike := _alike(series, left)[1:]):
-        so = "so do those of" if len(alike) > 1 else "so does that of"
-        evidence.append(f"{so} {listed(alike)}")
+    elif cause == "gradient":
+        if alike := _alike(series, left)[1:]:
+            so = "so do those of" if len(alike) > 1 else "so does that of"
+            evidence.append(f"{so} {listed(alike)}")
+        evidence += beside(series, table, first)
     elif cause == "operation" and not left[0].is_alone:  # what it reads has nearly changed, too
         cause, what, source = "unknown", NORM, ""
         if loss is not None:
@@ -201,6 +212,11 @@ def _moved(series: list[Series], far: Tensor, begin: int) -> tuple[int, int | No
         for place in losses:
             if float(far[line, place]) >= MOVED:
                 return line, place
+    for place in losses:  # it may have moved less, and stay there
+        is_near = (far[begin:, place] < MOVED_AND_STAYS).nonzero().flatten().tolist()
+        line = begin + is_near[-1] + 1 if is_near else begin
+        if line <= len(far) - STAYS:
+            return line, place
     return len(far) - 1, None
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from fxguard.history._bands import NO_DRIFT
-from fxguard.history._first import BACK, Exit
+from fxguard.history._beside import beside_others
+from fxguard.history._first import BACK, OUT, Exit
 from fxguard.history._given import compares
 from fxguard.history._said import in_words, said
 from fxguard.history._series import BUFFER, SUMMED, Series
+from fxguard.history._watch import TINY
+from fxguard.report.in_words import times
 
-__all__ = ["furthest", "listed", "more_backwards", "of_loss", "other_writes"]
+__all__ = ["beside", "furthest", "listed", "more_backwards", "of_loss", "other_writes"]
 
 NEARLY = 2.0  # deviations
 MOST_STEPS = 3  # that are named
@@ -51,6 +54,18 @@ def more_backwards(series: list[Series], steps: list[int], table: Tensor, first:
                 one = Exit(first.line + more[0], place, 0.0, is_rare_write=False)
                 return [said(series, steps, table, one)]
     return []
+
+
+def beside(series: list[Series], table: Tensor, first: Exit) -> list[str]:
+    """By how much a gradient has grown beside the others, where by itself it is in its band."""
+    if first.distance >= OUT:
+        return []
+    places, octaves = beside_others(series, table[: first.line + 1].log2().clamp(min=TINY))
+    if first.place not in places:
+        return []
+    column = octaves[:, places.index(first.place)]
+    grown = float(column[-1] - column[max(0, first.line - BACK) : -1].nanmedian())
+    return [f"beside the other gradients it is {times(2**grown)} times as large as is usual"]
 
 
 def furthest(series: list[Series], steps: list[int], far: Tensor, first: Exit) -> list[str]:

@@ -13,7 +13,7 @@ from fxguard.history._beside import beside_others
 from fxguard.history._series import BUFFER, ROWS, Series
 from fxguard.history._watch import HUGE
 
-__all__ = ["BACK", "Exit", "first_exit", "raised"]
+__all__ = ["BACK", "OUT", "Exit", "first_exit", "raised"]
 
 BACK = 64  # steps in which a cause is looked for
 OUT, OUT_BELOW = 5.0, 6.0  # deviations above and below the median
@@ -23,7 +23,8 @@ CLEARLY = 1.3  # the same, for what is first in its step
 STRONG = 1.6  # the same, for what lasts one step only
 LEAST = 0.5  # octaves by which a gradient or a step is above what is usual
 BESIDE = 0.8  # the same, beside all other gradients
-PART = 0.5  # of the octaves by which a state has grown: what its gradient has grown by
+JUST_BEFORE = 4  # steps
+PART = 0.5  # of the octaves by which a state has grown, or an operation has sunk
 CHANGED = 0.04  # octaves: 3 %
 CONSTANT = 32  # steps
 RARELY = 0.05  # of the steps: what writes a weight so seldom, and now, has not done so by chance
@@ -84,7 +85,9 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     for place, known in enumerate(series):
         if phases[place] < 0:
             out[:, place] = 0
-        elif known.detail == ROWS:
+        if known.kind in ("input", "operation", "target"):
+            out[:, place] *= ~_sinks(values[:, place], seen[:, place], start)
+        if known.detail == ROWS:
             out[:, place] *= seen[:, place] > 0  # the last batch of an epoch is often a short one
         elif known.kind in ("setting", "gradient", "step"):
             out[:, place] *= seen[:, place] > 0  # what becomes smaller makes nothing jump
@@ -95,6 +98,7 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
                 out[:, place] *= ~(values[start:, place] < before + LEAST)
         elif known.kind == "state":
             out[:, place] *= ~_follows(values[:, place], gradient, start)
+            out[:, place] *= ~_grows_little(values[:, place], start)
         elif known.kind == "operation":
             out[:, place] += _came_or_went(values[:, place])[start:]
         elif known.kind == "drift":
@@ -160,6 +164,23 @@ def _add_gradients_beside(out: Tensor, series: list[Series], values: Tensor, aft
     out[:, places] = torch.maximum(out[:, places], found)
 
 
+def _sinks(column: Tensor, distances: Tensor, start: int) -> Tensor:
+    """In which lines a series is below its band because it has sunk there, step by step.
+
+    Args:
+        column: its octaves, in all lines.
+        distances: from the line on that is looked at first.
+        start: that line.
+    """
+    found = distances < 0
+    for line in found.nonzero().flatten().tolist():
+        here = start + line
+        middle = float(column[max(0, here - BACK) : here].nanmedian())
+        just_before = float(column[max(0, here - JUST_BEFORE) : here].nanmedian())
+        found[line] = just_before - float(column[here]) < PART * (middle - float(column[here]))
+    return found
+
+
 def _rarely_written(series: list[Series], before: Tensor) -> Tensor:
     """Of which series something else than the optimizer writes the weight, in few steps or none."""
     drifts = torch.tensor([known.kind == "drift" for known in series])
@@ -189,6 +210,12 @@ def _follows(state: Tensor, gradient: Tensor, start: int) -> Tensor:
         for column in (state, gradient)
     ]
     return (grown[0] > 0) & (grown[1] >= PART * grown[0])
+
+
+def _grows_little(state: Tensor, start: int) -> Tensor:
+    """In which lines a state is less than twice what it was: gradients do that, measured or not."""
+    grown = state[start:] - state[max(0, start - BACK) : max(1, start)].nanmedian()
+    return (grown > 0) & (grown < 1)
 
 
 def raised(column: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ __all__ = ["Gradients"]
 
 PATTERNS = 8  # sets of weights whose gradients are measured together
 JUMP = 14.0  # deviations of one gradient in one step
-ABOVE = 1.0  # octaves above all that was usual, at least
+ABOVE = 2.0  # octaves above all that was usual, at least
 SHARE = 0.05  # of the norm of all gradients: one that is less moves little
 REFRESHED = 32  # steps after which it is computed anew what is usual
 ENOUGH = USUAL // 2  # steps in which a gradient was measured, of the last 64

@@ -65,7 +65,9 @@ class Operations:
             elif isinstance(event, Brief) or (
                 isinstance(event, UncapturedOperation) and event.counts
             ):
-                key = title_of(event.module, event.kind), named_line(event.place)
+                is_outside = event.place == batch.caller and not is_of_loss  # as in a graph
+                place = None if is_outside else event.place
+                key = title_of(event.module, event.kind), named_line(place)
                 seen[key] += 1
                 for _, made in event.outputs:
                     if made.is_between_graphs and made.value < len(between):

@@ -14,7 +14,7 @@ from fxguard.history._causes import is_by_elimination
 from fxguard.history._files import listed
 from fxguard.history._judge import Judge
 from fxguard.history._rows import KEPT
-from fxguard.history._series import Row, Series
+from fxguard.history._series import BUFFER, Row, Series
 from fxguard.history._stretches import read_parts
 from fxguard.report.event import Cause, Event
 from fxguard.report.in_words import names_text
@@ -51,6 +51,8 @@ class Beginning:
         self._is_restored = False
         self._others: list[str] = []  # weights that were not restored
         self._of = 0  # how many there are of all
+        self._new: list[str] = []  # weights that the run before did not have
+        self._weights = 0  # how many there are now
 
     def take(self, row: Row) -> None:
         """Take the next step; in the first, note how far weights are from the run before.
@@ -59,6 +61,7 @@ class Beginning:
             row: the step. The change of a weight that was not restored is added to it.
         """
         if not self.rows:
+            self._note_new(row)
             drifts = {each.what: at for at, each in enumerate(self._series) if each.kind == "drift"}
             changes = {
                 drifts[each.what]: _change([x.high[at] for x in self._before], row.high[at])
@@ -74,6 +77,14 @@ class Beginning:
                     row.low[at] = row.high[at] = change
         self.rows.append(row)
 
+    def _note_new(self, row: Row) -> None:
+        before = self._before[-1].high
+        for at, each in enumerate(self._series):
+            if each.kind == "weight" and each.detail != BUFFER and not math.isnan(row.high[at]):
+                self._weights += 1
+                if not at < len(before) or math.isnan(before[at]):
+                    self._new.append(each.what)
+
     @property
     def is_over(self) -> bool:
         """Whether what follows has no cause in the first step."""
@@ -81,7 +92,11 @@ class Beginning:
 
     def in_words(self, event: Event) -> Event:
         """An event with what is known of weights that were not restored."""
-        if event.step != self.rows[0].step or event.what not in self._others:
+        if event.step != self.rows[0].step:
+            return event
+        if self._new:
+            event = replace(event, evidence=(*event.evidence, self._of_new(event.step)))
+        if event.what not in self._others:
             return event
         count = len(self._others)
         text = (
@@ -89,6 +104,14 @@ class Beginning:
             f"what the run before has ended with: {names_text(self._others, MOST)}"
         )
         return replace(event, evidence=(text, *event.evidence[1:]))
+
+    def _of_new(self, step: int) -> str:
+        first, last, count = self._new[0], self._new[-1], len(self._new)
+        which = first if count == 1 else f"from {first} to {last}"
+        return (
+            f"the run was resumed in step {step}, and {count} of {self._weights} weights were not "
+            f"there before: {which}"
+        )
 
     def elsewhere(self, events: Sequence[Event]) -> str:
         """What shows that this is another training, as a line; "" for nothing."""

@@ -80,7 +80,7 @@ class Stage:
             if each.run is not None
             and not self._has_handed_over
             and each.asked == self.asked
-            and _are_alike(each._form, self._form)
+            and _goes_on(each._form, self._form)
             and each._last_call < self._made
         )
         return max(alike, key=lambda each: each._last_call, default=None)
@@ -106,8 +106,11 @@ def _form_of(model: Module | None) -> _Form:
     return class_name(type(model)), {name: x.shape for name, x in weights}
 
 
-def _are_alike(one: _Form, other: _Form) -> bool:
-    """Whether two objects are of the same model; a few weights may have got other shapes."""
-    (name, weights), (other_name, others) = one, other
-    same = sum(weights.get(key) == shape for key, shape in others.items())
-    return name == other_name and 2 * same > max(len(weights), len(others))
+def _goes_on(before: _Form, after: _Form) -> bool:
+    """Whether an object is of the same model as one before.
+
+    A few weights may have other shapes, and others may have been added, as where a network grows.
+    """
+    (name, weights), (other_name, others) = before, after
+    same = sum(others.get(key) == shape for key, shape in weights.items())
+    return name == other_name and 2 * same > len(weights)
