@@ -16,9 +16,10 @@ from fxguard.history._evidence import (
     of_loss,
     other_writes,
 )
-from fxguard.history._first import BACK, Exit
+from fxguard.history._first import Exit
 from fxguard.history._given import given
 from fxguard.history._grown import grown
+from fxguard.history._out_of_band import BACK
 from fxguard.history._said import said
 from fxguard.history._series import ROW_SIZE, ROWS, SUMMED, Series
 from fxguard.history._watch import STAYS

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from fxguard.history._bands import NO_DRIFT
 from fxguard.history._beside import beside_others
-from fxguard.history._first import BACK, OUT, Exit
+from fxguard.history._first import Exit
 from fxguard.history._given import compares
+from fxguard.history._out_of_band import BACK, OUT
 from fxguard.history._said import in_words, said
 from fxguard.history._series import BUFFER, SUMMED, Series
 from fxguard.history._watch import TINY

@@ -10,8 +10,9 @@ from torch import Tensor
 from fxguard.history._bands import distances, in_octaves
 from fxguard.history._causes import explained, growth, jump_of_growth
 from fxguard.history._climbs import Climb, Climbs, begins
-from fxguard.history._first import Exit, first_exit, raised
+from fxguard.history._first import Exit, first_exit
 from fxguard.history._gradients import Gradients
+from fxguard.history._out_of_band import raised
 from fxguard.history._rows import KEPT, Rows
 from fxguard.history._said import said
 from fxguard.history._series import Row, Series

@@ -6,8 +6,9 @@ import math
 
 from torch import Tensor
 
-from fxguard.history._first import BACK, Exit
+from fxguard.history._first import Exit
 from fxguard.history._lines import number
+from fxguard.history._out_of_band import BACK
 from fxguard.history._series import SUMMED, Series
 from fxguard.history._watch import octaves
 from fxguard.report.in_words import percent, times
@@ -42,7 +43,8 @@ def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> st
         )
     before, usual = _before(table, one)
     if math.isnan(now):
-        return f"{in_words(known)} has run in each step, and runs no more in step {step}"
+        where = f" ({known.source})" if known.source else ""  # it may run in another line
+        return f"{in_words(known)}{where} has run in each step, and runs no more in step {step}"
     if math.isnan(before) and known.kind == "setting":
         return f"{known.what} is {number(now)}, and is there for the first time in step {step}"
     if math.isnan(before):

@@ -739,3 +739,47 @@ def test_what_runs_before_an_operation_may_have_changed_nearly_as_much() -> None
     (event,) = events(1.4)
     assert (event.cause, event.what) == ("unknown", "the norm of all gradients")
     assert event.evidence[0].startswith("furthest from its band in step 140 is body linear: by ")
+
+
+def sinking(steps: int) -> list[Event]:
+    """The events of a run whose gradients jump, and an operation sinks in so many steps before."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(150):
+            row = usual(noise)
+            sunk = min(1.0, max(0.0, (step - 140 + steps) / steps))
+            row[4] *= 0.2**sunk
+            for place in (8, 9) if step >= 140 else ():
+                row[place] *= 40.0
+            yield row
+
+    return events_of(rows())
+
+
+def test_what_sinks_step_by_step_is_no_cause() -> None:
+    (event,) = sinking(1)
+    assert (event.step, event.what) == (140, "body relu")
+    (event,) = sinking(12)
+    assert (event.step, event.what) == (140, "all gradients")
+
+
+def spiking(factor: float) -> list[Event]:
+    """The events of a run in which one gradient is so many times as large, in one step."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(150):
+            row = usual(noise)
+            row[8] *= 10  # another one is most of them all
+            if step == 140:
+                row[9] *= factor
+            yield row
+
+    return events_of(rows())
+
+
+def test_one_gradient_that_spikes() -> None:
+    (event,) = spiking(6.0)
+    assert (event.step, event.cause, event.what) == (140, "gradient", "body.weight")
+    assert spiking(3.0) == []

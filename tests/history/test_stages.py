@@ -305,6 +305,47 @@ def test_a_weight_with_more_rows(tmp_path: Path) -> None:
     assert (event.step, event.cause, event.what) == (STEPS, "weights", "table.weight")
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x).tanh()
+
+
+def grown(depth: int, before: nn.Module | None = None) -> nn.Module:
+    """More blocks in front of the same head, which stands elsewhere then: it begins anew."""
+    model = nn.Sequential(nn.Linear(8, 8), *[Block() for _ in range(depth)], nn.Linear(8, 1))
+    have = {} if before is None else before.state_dict()
+    mine = model.state_dict()
+    alike = {key: x for key, x in have.items() if key in mine and mine[key].shape == x.shape}
+    model.load_state_dict(alike, strict=False)
+    return model
+
+
+def test_a_network_that_grows_goes_on(tmp_path: Path) -> None:
+    """Its operations keep their names, whether a graph holds them or they run one by one."""
+    torch.manual_seed(0)
+    model: nn.Module | None = None
+    for depth in (6, 7):
+        model = fxguard.instrument(grown(depth, model), history=tmp_path)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for _ in range(STEPS):
+            x = torch.randn(64, 8)
+            optimizer.zero_grad()
+            (model(x) - x[:, :1]).square().mean().backward()
+            optimizer.step()
+    assert model is not None
+    fxguard.remove(model)
+    history = fxguard.load_history(tmp_path)
+    assert (history.resumed, history.inside) == ((STEPS,), ())
+    assert len(history.get("operation 0 linear").steps) == 2 * STEPS
+    (event,) = [event for event in history.events if event.step == STEPS]
+    new = f"the run was resumed in step {STEPS}, and 4 of 18 weights were not there before: "
+    assert any(line.startswith(new) for line in event.evidence), event
+
+
 def test_a_part_that_was_called_by_itself_once(tmp_path: Path) -> None:
     """As parametrizations are when they are made: it is no model whose steps are kept."""
     torch.manual_seed(0)

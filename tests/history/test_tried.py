@@ -151,7 +151,8 @@ def test_another_function_of_the_loss_is_its_code(tmp_path: Path) -> None:
     event = first_event(tmp_path, loss_of=loss_of)
     assert (event.step, event.cause, event.what) == (JUMP, "operation", "mul")
     went, came, *_ = event.evidence
-    assert went == f"div has run in each step, and runs no more in step {JUMP}"
+    assert went.startswith("div (test_tried.py:")  # it may run in another line
+    assert went.endswith(f") has run in each step, and runs no more in step {JUMP}")
     assert came.startswith(f"mul runs for the first time in step {JUMP}: it makes ")
 
 
