@@ -128,6 +128,8 @@ def _difference(before: list[_Call], now: list[_Call]) -> Changed | None:
             return Changed(other.title, other.source, sentence)
     if len(before) == len(now):
         return None
-    more, rest = (now, "now") if len(now) > len(before) else (before, "no longer")
+    more, rest = now, "runs now"
+    if len(now) < len(before):  # it may run outside the graph
+        more, rest = before, "is in the graph no longer"
     call = more[min(len(before), len(now))]
-    return Changed(call.title, call.source, f"{call.title} runs {rest}")
+    return Changed(call.title, call.source, f"{call.title} {rest}")

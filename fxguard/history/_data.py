@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,13 +47,17 @@ def note_inputs(
 
 def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
     """Add a tensor: largest magnitude, mean, share of zeros, distinct integers, and shape."""
-    if type(given) is not Tensor or not has_memory(given) or not given.numel():
+    if type(given) is not Tensor:
         return
-    of_numbers = given.is_floating_point() or given.is_complex()
-    details = ("largest", "mean", "share of zeros", "typical" if of_numbers else "distinct")
-    series = [step.series(kind, what, detail=detail) for detail in details]
     with own_arithmetic():
-        step.note_all(series, native.described(given.detach()) or _described(given.detach()))
+        found: Sequence[Number] | None = native.described(given.detach())
+        if found is None:
+            if not has_memory(given) or not given.numel():
+                return
+            found = _described(given.detach())
+        of_numbers = given.is_floating_point() or given.is_complex()
+        details = ("largest", "mean", "share of zeros", "typical" if of_numbers else "distinct")
+        step.note_all([step.series(kind, what, detail=detail) for detail in details], found)
     rows = len(given) if given.dim() else 1
     for detail, count in ((ROWS, rows), (ROW_SIZE, given.numel() // rows)):
         step.note(step.series(kind, what, detail=detail), count, count)

@@ -42,11 +42,12 @@ class Gradients:
             return False
         norms = [numbers[place] for place in places]
         key: bytes | int = len(norms)
+        measured = norms
         if math.isnan(sum(norms)):  # some were not measured
-            key = bytes(norm == norm for norm in norms)
-            if not any(key):
+            key, measured = bytes([x == x for x in norms]), [x for x in norms if x == x]
+            if not measured:
                 return False
-        total = math.hypot(*(norm for norm in norms if norm == norm))
+        total = math.hypot(*measured)
         watch = self._totals.get(key)
         if watch is None:
             if len(self._totals) == PATTERNS:
@@ -75,4 +76,5 @@ class Gradients:
         highest = values.nan_to_num(-torch.inf).amax(dim=1)
         limits = torch.maximum(middle[:, 0] + JUMP * deviation.clamp_(min=FLOOR), highest + ABOVE)
         enough = (values == values).sum(dim=1) >= ENOUGH
+        enough &= middle[:, 0] > TINY  # of a part of the loss that begins, such a gradient was 0
         self._limits = torch.exp2(limits).where(enough, torch.inf).tolist()

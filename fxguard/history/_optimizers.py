@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
@@ -31,6 +32,7 @@ class Optimizers:
         self._step, self._model, self._stepped = step, model, stepped
         self._known: weakref.WeakKeyDictionary[Optimizer, WeightsOfOptimizer]
         self._known = weakref.WeakKeyDictionary()
+        self._copies: dict[str, Tensor] = {}  # of weights behind the last step of any, by name
         self._hooks = StepHooks(self._before, self._after)
 
     def backward_ended(self) -> None:
@@ -51,6 +53,7 @@ class Optimizers:
         weights = self._weights_of(optimizer)
         if weights is not None:
             weights.after(optimizer)
+            self._copies.update(weights.copies)
             self._stepped()
 
     def _weights_of(self, optimizer: Optimizer) -> WeightsOfOptimizer | None:
@@ -61,5 +64,7 @@ class Optimizers:
             if model is None:
                 return None
             names = {id(x): name for name, x in model.named_parameters()}
-            found = self._known[optimizer] = WeightsOfOptimizer(self._step, optimizer, names)
+            found = self._known[optimizer] = WeightsOfOptimizer(
+                self._step, optimizer, names, self._copies
+            )
         return found if found.is_of_model else None

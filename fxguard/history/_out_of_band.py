@@ -21,6 +21,7 @@ LEAST = 0.5  # octaves by which a gradient or a step is above what is usual
 BESIDE = 0.8  # the same, beside all other gradients
 JUST_BEFORE = 4  # steps
 PART = 0.5  # of the octaves by which a state has grown, or an operation has sunk
+LITTLE = 2.0  # octaves
 CHANGED = 0.04  # octaves: 3 %
 CONSTANT = 32  # steps
 RARELY = 0.05  # of the steps: what writes a weight so seldom, and now, has not done so by chance
@@ -161,9 +162,12 @@ def _follows(state: Tensor, gradient: Tensor, start: int) -> Tensor:
 
 
 def _grows_little(state: Tensor, start: int) -> Tensor:
-    """In which lines a state is less than twice what it was: gradients do that, measured or not."""
+    """In which lines a state is less than four times what it was.
+
+    A gradient of one weight in one step does that, measured or not, and a state keeps it for long.
+    """
     grown = state[start:] - _usual(state, start)
-    return (grown > 0) & (grown < 1)
+    return (grown > 0) & (grown < LITTLE)
 
 
 def raised(column: Tensor) -> Tensor:

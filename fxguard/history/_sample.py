@@ -12,7 +12,7 @@ from fxguard.measure import native
 from fxguard.measure.at_hand import has_memory
 from fxguard.measure.traceable import inside
 
-__all__ = ["LARGE", "are_alike", "part_here", "parts_here", "sample_of"]
+__all__ = ["LARGE", "are_alike", "like", "part_here", "parts_here", "sample_of"]
 
 LARGE = 2**16  # elements: of a larger tensor, so many are copied and compared
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -39,6 +39,19 @@ def sample_of(x: Tensor, most: int = LARGE) -> Tensor:
     """All elements, or as many as are compared of a large tensor, evenly spread."""
     x = x.detach()
     return x if x.numel() <= most else x.reshape(-1)[:: -(-x.numel() // most)]
+
+
+def like(copy: Tensor, sample: Tensor) -> Tensor | None:
+    """A copy with as many rows as a sample, filled up with 0; None if it is of another form."""
+    if are_alike(copy, sample):
+        return copy.clone()
+    if not copy.dim() or copy.dim() != sample.dim() or copy.shape[1:] != sample.shape[1:]:
+        return None
+    if copy.dtype != sample.dtype or copy.device != sample.device:
+        return None
+    found, rows = torch.zeros_like(sample), min(len(copy), len(sample))
+    found[:rows] = copy[:rows]
+    return found
 
 
 def are_alike(a: Tensor, b: Tensor) -> bool:

@@ -124,9 +124,11 @@ class Watch:
     @property
     def stays_up(self) -> bool:
         """Whether each of the last steps is above all of many before: a jump that has lasted."""
-        known = [*self._long]
-        if not self._rises or len(known) < USUAL + STAYS or min(self._raw) <= 0:
+        if not self._rises or len(self._long) < USUAL + STAYS or self._long[-1] <= self._middle:
             return False
+        if min(self._raw) <= 0:
+            return False
+        known = [*self._long]
         before, last = known[-USUAL - STAYS : -STAYS], known[-STAYS:]
         if min(last) <= max(before) + STAYS_ABOVE:
             return False
@@ -135,9 +137,11 @@ class Watch:
 
     def _has_risen(self) -> bool:
         """Whether the last steps are far above all of many before: a rise that no step shows."""
-        known = [*self._long]
-        if not self._rises or len(known) < USUAL + RISES or min(self._raw) <= 0:
+        if not self._rises or len(self._long) < USUAL + RISES:
             return False
+        if self._long[-1] <= self._long[0] + RISEN or min(self._raw) <= 0:
+            return False
+        known = [*self._long]
         return min(known[-STAYS:]) > max(known[:USUAL]) + RISEN
 
     def _is_out(self, value: float) -> bool:

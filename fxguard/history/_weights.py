@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from fxguard.history._norms import Changes, changes, largest, norms
 from fxguard.history._open_step import OpenStep, as_range
-from fxguard.history._sample import LARGE, are_alike, part_here, parts_here, sample_of
+from fxguard.history._sample import LARGE, are_alike, like, part_here, parts_here, sample_of
 from fxguard.history._summed import Summed
 from fxguard.history._turned import Turned
 from fxguard.measure import native
@@ -44,13 +44,20 @@ class WeightsOfOptimizer:
         step: the step that runs.
         optimizer: looked at, and not kept.
         names: of the model's weights, by their ids.
+        before: copies of samples of weights behind the last step of another optimizer, by name.
 
     Attributes:
         is_of_model: whether the optimizer steps a weight of the model, one that is not measured,
             too.
     """
 
-    def __init__(self, step: OpenStep, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        step: OpenStep,
+        optimizer: Optimizer,
+        names: Mapping[int, str],
+        before: Mapping[str, Tensor],
+    ) -> None:
         self.step = step
         self.title = f"{type(optimizer).__name__}'s step"
         self.count = _count(optimizer)
@@ -62,11 +69,17 @@ class WeightsOfOptimizer:
             for held, copy in self._held_by(stepped, names):
                 self._held.append(held)
                 self._copies.append(copy)
+        self._before = [before.get(held.name) for held in self._held]
         self._of_all = {kind: _positions(kind, self._held) for kind in KINDS}
         self._turned = Turned(step, [x.name for x in self._held])
         self._summed = Summed(step, self.title)
         parts = [part_here(x.weight) for x in self._held]
         self._has_large = any(x is not None and x.numel() > LARGE for x in parts)
+
+    @property
+    def copies(self) -> Iterator[tuple[str, Tensor]]:
+        """The names of the weights, and what samples of them were behind the last step."""
+        return zip((held.name for held in self._held), self._copies, strict=True)
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer still has as many weights."""
@@ -84,8 +97,10 @@ class WeightsOfOptimizer:
         with own_arithmetic():
             self._note_gradients()
             held, parts, (drifts, sizes, _) = self._changed()
-            if self._steps:  # before the first one nobody knows what they were
+            if self._steps:  # before the first one another optimizer may know what they were
                 self.step.note_all(self._series("drift", held), drifts, sizes)
+            else:
+                self._note_other_copies()
             if self._has_large and self._steps % FULL == 0:
                 sizes = norms(parts, most=0)
             self.step.note_all(self._series("norm", held), sizes)
@@ -102,6 +117,14 @@ class WeightsOfOptimizer:
             self.step.note_all(self._series("step", held), steps, sizes)
             self._note_settings(optimizer)
             self._note_states(optimizer)
+
+    def _note_other_copies(self) -> None:
+        """Note how far weights are from where the optimizer before this one has left them."""
+        before, self._before = self._before, []
+        for held, copy, other in zip(self._held, self._copies, before, strict=True):
+            if other is not None and (known := like(other, copy)) is not None:
+                found = changes((copy,), (known,), most=0)
+                self.step.note_all([held.drift], found.change, found.now)
 
     def _note_gradients(self) -> None:
         """Note the norm of each gradient, and by how much it is turned."""

@@ -131,7 +131,7 @@ static PyObject *described(PyObject *module, PyObject *object) {
     DLTensor tensor;
     Axis axis;
     double low, high;
-    if (tensor_of == NULL || !one_axis(object, &tensor, MOST_READ, &axis) ||
+    if (tensor_of == NULL || !has_memory(object) || !one_axis(object, &tensor, MOST_READ, &axis) ||
         !range_in(&tensor, &low, &high))
         Py_RETURN_NONE;
     static Sample sample; /* from here on the interpreter's lock is held */

@@ -116,7 +116,7 @@ static int is_in_order(const DLTensor *tensor) {
 /* A tensor as one axis: where it begins, how many elements, how far apart. 0 if it is none.
  * Of more elements than `most`, as many are taken, evenly spread; 0 stands for all. */
 static int one_axis(PyObject *object, DLTensor *tensor, int64_t most, Axis *axis) {
-    if (!has_memory(object) || tensor_of(object, tensor) != 0) {
+    if (tensor_of(object, tensor) != 0) {
         PyErr_Clear();
         return 0;
     }
@@ -150,12 +150,13 @@ typedef struct {
 
 static int compared(PyObject *object, PyObject *kept, int64_t most, Compared *found) {
     Axis axis;
-    if (!one_axis(object, &found->tensor, most, &found->axis))
+    if (!has_memory(object) || !one_axis(object, &found->tensor, most, &found->axis))
         return 0;
     found->squares = squares_of(&found->tensor);
     found->copy.data = NULL;
     if (found->squares == NULL || kept == NULL)
         return found->squares != NULL;
+    /* A copy was made of such a tensor. */
     return one_axis(kept, &found->copy, 0, &axis) && squares_of(&found->copy) == found->squares &&
            axis.size == found->axis.size && axis.stride == 1;
 }
@@ -313,7 +314,8 @@ static PyObject *largest(PyObject *module, PyObject *args) {
         DLTensor tensor;
         Axis axis;
         double low, high;
-        int can_read = one_axis(PyTuple_GetItem(tensors, i), &tensor, most, &axis);
+        PyObject *object = PyTuple_GetItem(tensors, i);
+        int can_read = has_memory(object) && one_axis(object, &tensor, most, &axis);
         if (can_read) {
             tensor.ndim = 1;
             tensor.shape = &axis.size;

@@ -779,6 +779,19 @@ def spiking(factor: float) -> list[Event]:
     return events_of(rows())
 
 
+def test_a_gradient_that_was_zero() -> None:
+    """A part of the loss begins to count: its gradients were 0 until then."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(150):
+            row = usual(noise)
+            row[9] = 0.1 * row[9] if step >= 140 else 0.0
+            yield row
+
+    assert events_of(rows()) == []
+
+
 def test_one_gradient_that_spikes() -> None:
     (event,) = spiking(6.0)
     assert (event.step, event.cause, event.what) == (140, "gradient", "body.weight")

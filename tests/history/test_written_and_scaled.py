@@ -82,6 +82,51 @@ def test_a_frozen_weight_that_is_written_when_it_is_unfrozen(tmp_path: Path) -> 
     assert (first.step, first.cause, first.what) == (AT, "weights", "base.weight")
 
 
+def rebuilt(folder: Path, change: Callable[[nn.Module], object]) -> History:
+    """The history of a training whose optimizer is built anew, after something was done."""
+    torch.manual_seed(0)
+    model = Adapted().requires_grad_(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with fxguard.watch(model, history=folder):
+        for step in range(STEPS):
+            if step == AT:
+                change(model)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            x = torch.randn(64, 8)
+            loss = nn.functional.mse_loss(model(x), x[:, :1])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return fxguard.load_history(folder)
+
+
+def test_a_weight_that_is_written_when_the_optimizer_is_built_anew(tmp_path: Path) -> None:
+    def negated(model: nn.Module) -> None:
+        model.head.weight.data *= -4  # type: ignore[union-attr, operator]
+
+    (event,) = rebuilt(tmp_path / "written", negated).events
+    assert (event.step, event.cause, event.what) == (AT, "weights", "head.weight")
+    assert rebuilt(tmp_path / "same", lambda model: None).events == ()
+
+
+def test_a_weight_of_more_rows_in_place_of_another(tmp_path: Path) -> None:
+    """What was there before stands first, and other rows are read than before."""
+
+    def more(model: nn.Module) -> None:
+        for name in ("base", "added"):
+            layer = nn.Linear(8, 32)
+            layer.weight.data[:16] = getattr(model, name).weight.data
+            layer.weight.data[16:] *= 30
+            setattr(model, name, layer)
+        model.head = nn.Linear(32, 1)
+
+    history = rebuilt(tmp_path, more)
+    assert history.get("drift base.weight").high[-1] == 0
+    drift = history.get("drift base.weight")
+    assert drift.high[drift.steps.index(AT)] > 0.9
+    assert history.events[0].step == AT
+
+
 def test_weights_of_which_a_script_steps_copies(tmp_path: Path) -> None:
     """Steps are counted as the script counts them, and a copy of an earlier time is found."""
     torch.manual_seed(0)
