@@ -48,6 +48,8 @@ class Gradients:
             if not measured:
                 return False
         total = math.hypot(*measured)
+        if not total:  # of a part of the loss that does not count yet: it says nothing
+            return False
         watch = self._totals.get(key)
         if watch is None:
             if len(self._totals) == PATTERNS:

@@ -133,7 +133,8 @@ class Watch:
         if min(last) <= max(before) + STAYS_ABOVE:
             return False
         middle, deviation = band(before)
-        return median(last) > middle + max(STAYS_UP, JUMP_LASTING * deviation)
+        up, was_up = median(last) - middle, median(before[-STAYS:]) - middle
+        return up > max(STAYS_UP, JUMP_LASTING * deviation) and was_up < up / 2  # no slow rise
 
     def _has_risen(self) -> bool:
         """Whether the last steps are far above all of many before: a rise that no step shows."""

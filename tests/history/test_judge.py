@@ -717,6 +717,20 @@ def test_a_moderate_jump_that_lasts_is_an_event() -> None:
     assert lasting(1.9, steps=2) == lasting(1.25, steps=30) == []
 
 
+def test_a_slow_rise_of_a_part_is_none() -> None:
+    """A second loss is blended in: the first factor that is not 0 makes no jump."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(260):
+            row = usual(noise)
+            for place in (6, 7):
+                row[place] *= 1 + max(0.0, step - 140) / 60
+            yield row
+
+    assert events_of(rows()) == []
+
+
 def test_what_runs_before_an_operation_may_have_changed_nearly_as_much() -> None:
     """All of a network grows a little, the gradients jump, and one operation is out of its band."""
 
@@ -779,7 +793,8 @@ def spiking(factor: float) -> list[Event]:
     return events_of(rows())
 
 
-def test_a_gradient_that_was_zero() -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_gradient_that_was_zero(alone: bool) -> None:
     """A part of the loss begins to count: its gradients were 0 until then."""
     noise = random.Random(0)
 
@@ -787,6 +802,8 @@ def test_a_gradient_that_was_zero() -> None:
         for step in range(150):
             row = usual(noise)
             row[9] = 0.1 * row[9] if step >= 140 else 0.0
+            if alone:
+                row[8] = 0.0
             yield row
 
     assert events_of(rows()) == []
