@@ -66,7 +66,9 @@ class Turned:
         if between is None:  # the copies are of no use any more
             self._note_some(parts_here(gradients))
             return None
-        self.step.note_all(self._series, [*map(_turned, *between)])
+        is_as_made = not any(between[0])
+        turned = [0.0] * len(between[0]) if is_as_made else [*map(_turned, *between)]
+        self.step.note_all(self._series, turned)
         return between[1]
 
     def _note_some(self, gradients: Sequence[Tensor | None]) -> None:
