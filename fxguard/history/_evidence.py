@@ -99,5 +99,6 @@ def listed(weights: list[Series]) -> str:
 
 
 def of_loss(steps: list[int], table: Tensor, moved: int, loss: int) -> str:
+    """How far a loss has moved in a line."""
     before, now = float(table[max(0, moved - 1), loss]), float(table[moved, loss])
     return f"the loss goes from {before:.3g} to {now:.3g} in step {steps[moved]}"

@@ -214,9 +214,11 @@ class WeightsOfOptimizer:
     def _states_of(self, optimizer: Optimizer) -> list[Mapping[str, Any]]:
         """The states of the weights. Looking each up takes as long as measuring it."""
         state = optimizer.state
-        if len(state) == len(self._held) == self.count:
-            return list(state.values())
-        return [state.get(held.weight, {}) for held in self._held]
+        found = list(state.values())
+        is_each = len(found) == len(self._held) == self.count
+        if not is_each or not all(isinstance(x, dict) for x in found):  # some hold other things
+            found = [state.get(held.weight, {}) for held in self._held]
+        return found
 
 
 def _positions(kind: str, held: list[_Held]) -> Sequence[int]:

@@ -82,6 +82,28 @@ def test_a_frozen_weight_that_is_written_when_it_is_unfrozen(tmp_path: Path) -> 
     assert (first.step, first.cause, first.what) == (AT, "weights", "base.weight")
 
 
+class WithCount(torch.optim.SGD):
+    """Counts its steps in its state, beside what it holds of each weight."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.state["count"] = self.state.get("count", 0) + 1  # type: ignore[index]
+        super().step()
+
+
+def test_a_state_that_is_of_no_weight(tmp_path: Path) -> None:
+    """There are as many states as weights: one of them has no gradient."""
+    model = nn.Linear(8, 1)
+    optimizer = WithCount(model.parameters(), lr=0.1, momentum=0.9)
+    with fxguard.watch(model, history=tmp_path):
+        for _ in range(4):
+            optimizer.zero_grad()
+            nn.functional.linear(model(torch.randn(4, 8)), torch.ones(1, 1)).sum().backward()
+            model.bias.grad = None
+            optimizer.step()
+    history = fxguard.load_history(tmp_path)
+    assert len(history.get("state momentum_buffer of WithCount's step").steps) == 4
+
+
 def rebuilt(folder: Path, change: Callable[[nn.Module], object]) -> History:
     """The history of a training whose optimizer is built anew, after something was done."""
     torch.manual_seed(0)
