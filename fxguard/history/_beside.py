@@ -24,9 +24,7 @@ def beside_others(series: list[Series], values: Tensor) -> tuple[list[int], Tens
     Returns:
         The positions of the gradients, and a column for each; none where there are few.
     """
-    places = [
-        at for at, known in enumerate(series) if known.kind == "gradient" and not known.detail
-    ]
+    places = [at for at, known in enumerate(series) if known.is_gradient]
     if len(places) < FEW:
         return [], values[:, :0]
     gradients = values[:, places]

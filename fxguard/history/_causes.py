@@ -169,9 +169,7 @@ def _follows_gradient(series: list[Series], table: Tensor, step: Exit) -> bool:
     """Whether a weight's step has grown because its gradient has, as far as both are measured."""
     weight = series[step.place].what
     of_gradient = [
-        place
-        for place, one in enumerate(series)
-        if one.kind == "gradient" and one.what == weight and not one.detail
+        place for place, one in enumerate(series) if one.is_gradient and one.what == weight
     ]
     if not of_gradient:
         return True

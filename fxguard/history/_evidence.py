@@ -82,9 +82,8 @@ def furthest(series: list[Series], steps: list[int], far: Tensor, first: Exit) -
     if not before:
         return []
     distance, known = max(before, key=lambda each: each[0])
-    where = f" ({known.source})" if known.source else ""
     return [
-        f"furthest from its band in step {steps[first.line]} is {in_words(known)}{where}: by "
+        f"furthest from its band in step {steps[first.line]} is {in_words(known)}{known.where}: by "
         f"{distance:.2g} deviations"
     ]
 

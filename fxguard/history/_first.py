@@ -49,10 +49,10 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     """What left its band first in the disturbance that the last line is part of, and what else did.
 
     Args:
-        series: the columns.
-        values: octaves, a line for each step; the last is the one in which something jumped.
-        distances: of the values from their bands, in deviations.
-        after: the last line of an earlier disturbance; -1 for none.
+        series: see :func:`~fxguard.history._out_of_band.out_of_band`.
+        values: likewise.
+        distances: likewise.
+        after: likewise.
 
     Returns:
         What left its band in the first step of the disturbance, in order of execution. Empty if
@@ -60,31 +60,31 @@ def first_exit(series: list[Series], values: Tensor, distances: Tensor, after: i
     """
     out, rarely = out_of_band(series, values, distances, after)
     start = len(values) - len(out)
-    seen, phases = distances[start:], [PHASE.get(known.kind, -1) for known in series]
     begin = _begin(out)
+    far = out[begin].tolist()
     found = [
         Exit(
             start + begin,
             place,
-            float(seen[begin, place]),
+            float(distances[start + begin, place]),
             bool(rarely[place]),
-            _is_alone(series, out[begin].tolist(), place),
+            _is_alone(series, far, place),
         )
         for place in range(len(series))
-        if out[begin, place] >= 1
+        if far[place] >= 1
     ]
 
     def order(one: Exit) -> tuple[int, float, int, int]:
         known = series[one.place]
         is_before = one.is_rare_write or known.detail == BUFFER
-        phase = WRITTEN if is_before else phases[one.place]
+        phase = WRITTEN if is_before else PHASE[known.kind]
         size = -one.distance if known.detail == BUFFER else 0.0
         if known.kind == "setting" and known.what.startswith(RATE):  # of several, what matters most
             size = -1.0
         return phase, size, known.order, one.place
 
     found.sort(key=order)
-    clear = [one for one in found if out[begin, one.place] >= CLEARLY]
+    clear = [one for one in found if far[one.place] >= CLEARLY]
     return clear or found
 
 

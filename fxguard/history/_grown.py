@@ -42,8 +42,7 @@ def grown(series: list[Series], steps: list[int], table: Tensor, line: int) -> l
     most = max(found, key=lambda at: float(rise[at]))
     known = series[places[most]]
     before, now = float(table[begin, places[most]]), float(table[line - 1, places[most]])
-    where = f" ({known.source})" if known.source else ""
-    what = " ".join(filter(None, (known.what + where, known.detail)))
+    what = " ".join(filter(None, (known.what + known.where, known.detail)))
     return [
         f"{what} has grown steadily, from {number(before)} in step {steps[begin]} to {number(now)} "
         f"in step {steps[line - 1]}"

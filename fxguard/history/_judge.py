@@ -65,7 +65,7 @@ class _Stage:
         self.known = place + 1
         if series.kind == "loss":
             self.losses[place] = Watch(rises=True)
-        if series.kind == "gradient" and not series.detail:
+        if series.is_gradient:
             self.gradients.add(place)
 
 

@@ -55,7 +55,6 @@ class KeptBatches:
     def __init__(self) -> None:
         self._batches: dict[int, deque[_Batch]] = {}  # by the series of the loss
         self.is_too_large = False  # the last batch, on its own
-        self._largest = 0  # bytes of one
 
     def keep(self, loss: int, step: int, number: float, data: Sequence[Tensor]) -> None:
         """Copy what a loss was computed from; the oldest copies make room.
@@ -78,9 +77,7 @@ class KeptBatches:
                 _copied(x, last[i] if i < len(last) else None) for i, x in enumerate(data)
             )
         batches.append(_Batch(step, number, copies))
-        self._largest = max(self._largest, size)
-        if self._largest * MOST * len(self._batches) > MOST_BYTES:
-            self._make_room()
+        self._make_room()
 
     def has(self, loss: int) -> bool:
         """Whether a batch of a loss is kept."""

@@ -79,7 +79,7 @@ def _counts(known: Series, column: Tensor, far: Tensor, gradient: Tensor) -> Ten
     if known.kind in ("gradient", "step"):  # these always move
         return (far > 0) & ~(column[start:] < _usual(column, start) + LEAST)
     if known.kind == "state":
-        return ~_follows(column, gradient, start) & ~_grows_little(column, start)
+        return ~_is_of_gradients(column, gradient, start)
     if known.kind == "drift":
         return column[start:] > NO_DRIFT
     if known.kind in ("input", "operation", "target"):
@@ -142,32 +142,26 @@ def _rarely_written(series: list[Series], before: Tensor) -> Tensor:
 
 def _largest_gradient(series: list[Series], values: Tensor) -> Tensor:
     """The octaves of the norm of the largest gradient, line by line; NaN where there is none."""
-    places = [at for at, x in enumerate(series) if x.kind == "gradient" and not x.detail]
+    places = [at for at, known in enumerate(series) if known.is_gradient]
     if not places:
         return torch.full_like(values[:, 0], torch.nan)
     found = values[:, places].nan_to_num(-torch.inf).amax(dim=1)
     return found.masked_fill(found == -torch.inf, torch.nan)
 
 
-def _follows(state: Tensor, gradient: Tensor, start: int) -> Tensor:
-    """In which lines a state of an optimizer has grown as the gradients that it is made of have.
+def _is_of_gradients(state: Tensor, gradient: Tensor, start: int) -> Tensor:
+    """In which lines a state of an optimizer has grown as the gradients that it is made of may do.
+
+    The largest has grown by half as many octaves; or the state is less than four times what it was:
+    a gradient of one weight in one step does that, measured or not, and a state keeps it for long.
 
     Args:
         state: its octaves, in all lines.
         gradient: those of the largest gradient.
         start: the first line that is looked at.
     """
-    grown = [column[start:] - _usual(column, start) for column in (state, gradient)]
-    return (grown[0] > 0) & (grown[1] >= PART * grown[0])
-
-
-def _grows_little(state: Tensor, start: int) -> Tensor:
-    """In which lines a state is less than four times what it was.
-
-    A gradient of one weight in one step does that, measured or not, and a state keeps it for long.
-    """
-    grown = state[start:] - _usual(state, start)
-    return (grown > 0) & (grown < LITTLE)
+    grown, by = (column[start:] - _usual(column, start) for column in (state, gradient))
+    return (grown > 0) & ((grown < LITTLE) | (by >= PART * grown))
 
 
 def raised(column: Tensor) -> Tensor:

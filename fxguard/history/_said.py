@@ -42,9 +42,9 @@ def said(series: list[Series], steps: list[int], table: Tensor, one: Exit) -> st
             f"it: their cosine is {1 - now:.2g}"
         )
     before, usual = _before(table, one)
-    if math.isnan(now):
-        where = f" ({known.source})" if known.source else ""  # it may run in another line
-        return f"{in_words(known)}{where} has run in each step, and runs no more in step {step}"
+    if math.isnan(now):  # in this line: it may run in another one
+        what = in_words(known) + known.where
+        return f"{what} has run in each step, and runs no more in step {step}"
     if math.isnan(before) and known.kind == "setting":
         return f"{known.what} is {number(now)}, and is there for the first time in step {step}"
     if math.isnan(before):

@@ -55,6 +55,16 @@ class Series:
             if not text.isascii() and (written := _as_unicode(text)) != text:
                 object.__setattr__(self, name, written)
 
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is the norm of a weight's gradient, and not what else is known of that."""
+        return self.kind == "gradient" and not self.detail
+
+    @property
+    def where(self) -> str:
+        """The line to stand behind its name: `` (train.py:31)``; "" if that is not known."""
+        return f" ({self.source})" if self.source else ""
+
     def told(self) -> dict[str, str]:
         """Which number it is, as plain data of records."""
         return {"series": self.name, "kind": self.kind, "what": self.what, "source": self.source}

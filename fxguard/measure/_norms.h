@@ -178,6 +178,15 @@ static Compared *all_compared(PyObject *tensors, PyObject *copies, int64_t most)
     return found;
 }
 
+/* The same of the arguments (tensors, copies, most): all of them, before one is written. */
+static Compared *with_copies(PyObject *args, PyObject **tensors) {
+    PyObject *copies;
+    long long most;
+    if (!PyArg_ParseTuple(args, "O!O!L", &PyTuple_Type, tensors, &PyTuple_Type, &copies, &most))
+        return NULL;
+    return all_compared(*tensors, copies, most);
+}
+
 static Squares squares_in(const Compared *x) {
     Squares found;
     x->squares((const char *)x->tensor.data + x->tensor.byte_offset, (ptrdiff_t)x->axis.size,
@@ -240,11 +249,10 @@ PyDoc_STRVAR(changes_doc,
 
 static PyObject *changes(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *tensors, *copies;
-    long long most;
-    if (!PyArg_ParseTuple(args, "O!O!L", &PyTuple_Type, &tensors, &PyTuple_Type, &copies, &most))
+    PyObject *tensors;
+    Compared *given = with_copies(args, &tensors);
+    if (PyErr_Occurred())
         return NULL;
-    Compared *given = all_compared(tensors, copies, most); /* all, before one is written */
     if (given == NULL)
         Py_RETURN_NONE;
     const Py_ssize_t count = PyTuple_Size(tensors);
@@ -282,11 +290,10 @@ PyDoc_STRVAR(copied_doc,
 
 static PyObject *copied(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *tensors, *copies;
-    long long most;
-    if (!PyArg_ParseTuple(args, "O!O!L", &PyTuple_Type, &tensors, &PyTuple_Type, &copies, &most))
+    PyObject *tensors;
+    Compared *given = with_copies(args, &tensors);
+    if (PyErr_Occurred())
         return NULL;
-    Compared *given = all_compared(tensors, copies, most); /* all, before one is written */
     if (given == NULL)
         Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++)

@@ -717,6 +717,25 @@ def test_a_moderate_jump_that_lasts_is_an_event() -> None:
     assert lasting(1.9, steps=2) == lasting(1.25, steps=30) == []
 
 
+@pytest.mark.parametrize(("rise", "jump", "is_event"), [(0.5, 0.2, False), (0.0, 0.7, True)])
+def test_most_of_a_jump_that_lasts_is_no_slow_rise(
+    rise: float, jump: float, is_event: bool
+) -> None:
+    """Both end as high, in octaves: what had risen before is none of the jump."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(220):
+            row = usual(noise)
+            risen = rise * min(1.0, max(0.0, (step - 140) / 40))
+            for place in (6, 7):
+                row[place] = 2.3 * 2 ** (risen + (jump if step >= 185 else 0.0))
+                row[place] *= math.exp(noise.gauss(0, 0.01))
+            yield row
+
+    assert bool(events_of(rows())) == is_event
+
+
 def test_a_slow_rise_of_a_part_is_none() -> None:
     """A second loss is blended in: the first factor that is not 0 makes no jump."""
     noise = random.Random(0)
