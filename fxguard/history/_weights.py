@@ -97,9 +97,9 @@ class WeightsOfOptimizer:
         with own_arithmetic():
             self._note_gradients()
             held, parts, (drifts, sizes, _) = self._changed()
-            if self._steps:  # before the first one another optimizer may know what they were
+            if self._steps:
                 self.step.note_all(self._series("drift", held), drifts, sizes)
-            else:
+            else:  # another optimizer may know what they were
                 self._note_other_copies()
             if self._has_large and self._steps % FULL == 0:
                 sizes = norms(parts, most=0)
@@ -111,7 +111,7 @@ class WeightsOfOptimizer:
         Args:
             optimizer: the optimizer.
         """
-        self._steps += 1
+        self._steps, self._before = self._steps + 1, []
         with own_arithmetic():
             held, _, (steps, sizes, _) = self._changed()
             self.step.note_all(self._series("step", held), steps, sizes)
@@ -120,8 +120,7 @@ class WeightsOfOptimizer:
 
     def _note_other_copies(self) -> None:
         """Note how far weights are from where the optimizer before this one has left them."""
-        before, self._before = self._before, []
-        for held, copy, other in zip(self._held, self._copies, before, strict=True):
+        for held, copy, other in zip(self._held, self._copies, self._before, strict=True):
             if other is not None and (known := like(other, copy)) is not None:
                 found = changes((copy,), (known,), most=0)
                 self.step.note_all([held.drift], found.change, found.now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -129,6 +130,25 @@ def test_a_weight_that_is_written_when_the_optimizer_is_built_anew(tmp_path: Pat
     (event,) = rebuilt(tmp_path / "written", negated).events
     assert (event.step, event.cause, event.what) == (AT, "weights", "head.weight")
     assert rebuilt(tmp_path / "same", lambda model: None).events == ()
+
+
+def test_a_first_step_that_begins_twice(tmp_path: Path) -> None:
+    """It has raised the first time, and torch calls hooks around the step of a base class, too."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fxguard.watch(model, history=tmp_path):
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            if not step:
+                with pytest.raises(RuntimeError, match="not now"):
+                    optimizer.step(refuses)
+            optimizer.step()
+    assert len(fxguard.load_history(tmp_path).get("step weight").steps) == 4
+
+
+def refuses() -> float:
+    raise RuntimeError("not now")
 
 
 def test_a_weight_of_more_rows_in_place_of_another(tmp_path: Path) -> None:
