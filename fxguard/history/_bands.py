@@ -16,9 +16,9 @@ NO_DRIFT = math.log2(1e-5)  # of a weight, relative to its norm: rounding
 
 
 def in_octaves(numbers: Tensor, series: list[Series]) -> Tensor:
-    """A table of numbers as log2 of their magnitudes; means keep their sign, shares are tenths.
+    """A table of numbers as log2 of their magnitudes.
 
-    A negative setting, such as a learning rate that ascends, counts as infinite.
+    Means and plain numbers keep their sign, and shares are tenths. A negative setting, such as a learning rate that ascends, counts as infinite.
 
     Args:
         numbers: a line for each step, a column for each series.
@@ -26,7 +26,7 @@ def in_octaves(numbers: Tensor, series: list[Series]) -> Tensor:
     found = numbers.abs().log2().clamp_(TINY, HUGE)
     for place, known in enumerate(series):
         column = numbers[:, place]
-        if known.detail == "mean":
+        if known.has_sign:
             usual = column.abs().nanmedian().clamp(min=1e-30)
             found[:, place] = column.sign() * (1 + column.abs() / usual).log2()
         elif known.detail == "share of zeros":

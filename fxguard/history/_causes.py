@@ -10,6 +10,7 @@ from torch import Tensor
 from fxguard.history._climbs import Climb
 from fxguard.history._evidence import (
     beside,
+    besides,
     furthest,
     listed,
     more_backwards,
@@ -17,7 +18,7 @@ from fxguard.history._evidence import (
     other_writes,
 )
 from fxguard.history._first import Exit
-from fxguard.history._given import given
+from fxguard.history._given import given, kept_beside
 from fxguard.history._grown import grown
 from fxguard.history._out_of_band import BACK
 from fxguard.history._said import said
@@ -38,6 +39,7 @@ CAUSE: dict[str, Cause] = {
     "step": "gradient",  # settings and states come before it, and did not leave their bands
     "backward": "gradient",
     "graph": "operation",
+    "number": "operation",
     "operation": "operation",
 }
 OF_STATES = (
@@ -91,7 +93,7 @@ def explained(
     evidence += other_writes(series, steps, table, left, first)
     if left[0].place != first.place:
         evidence.insert(0, said(series, steps, table, left[0]))
-    to_blame = given(series, known) if may_be_data and other is None else []
+    to_blame = given(series, table, known) if may_be_data and other is None else []
     computed = [] if may_be_data else _computed_inputs(series, exits)
     if computed and known.kind in ("operation", "loss"):
         cause, what, source = "operation", f"what computes {series[computed[0].place].what}", ""
@@ -99,7 +101,9 @@ def explained(
     elif to_blame:
         cause, what = "data", " or ".join(one.what for one in to_blame)
         names = " and ".join(one.what for one in to_blame)
-        evidence.append(f"{BEFORE_IT}, as are range and mean of {names}")
+        has_mean = all(one.detail for one in to_blame)
+        measured = "range and mean" if has_mean else "the ranges"
+        evidence.append(f"{BEFORE_IT}, as are {measured} of {names}")
     elif known.detail in (ROWS, ROW_SIZE) and _is_of_size_alone(series, left):
         evidence.append(OF_SIZE.format(known.what))
     elif known.kind == "step" and not _follows_gradient(series, table, first):
@@ -120,6 +124,8 @@ def explained(
         if loss is not None:
             what, source = series[loss].what, series[loss].source
         evidence = furthest(series, steps, far, first)
+    elif cause == "operation":
+        evidence += besides(kept_beside(series, table, known))
     elif cause == "unknown":
         evidence += furthest(series, steps, far, first)
     if known.kind != "setting":  # which nothing measured can have caused

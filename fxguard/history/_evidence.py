@@ -14,7 +14,7 @@ from fxguard.history._series import BUFFER, SUMMED, Series
 from fxguard.history._watch import TINY
 from fxguard.report.in_words import times
 
-__all__ = ["beside", "furthest", "listed", "more_backwards", "of_loss", "other_writes"]
+__all__ = ["beside", "besides", "furthest", "listed", "more_backwards", "of_loss", "other_writes"]
 
 NEARLY = 2.0  # deviations
 MOST_STEPS = 3  # that are named
@@ -95,6 +95,14 @@ def listed(weights: list[Series]) -> str:
     if more:
         return f"{', '.join(named)} and {more} more"
     return " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+
+
+def besides(kept: list[Series]) -> list[str]:
+    """What an operation may read that its module keeps."""
+    if not kept:
+        return []
+    each = "is" if len(kept) == 1 else "are"
+    return [f"it may read {listed(kept)}, which {each} written in each step"]
 
 
 def of_loss(steps: list[int], table: Tensor, moved: int, loss: int) -> str:

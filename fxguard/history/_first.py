@@ -20,6 +20,7 @@ GAP = 2  # steps in which nothing is out, within one disturbance
 PHASE = {
     "input": 1,
     "graph": 2,  # and its order is before that of operations
+    "number": 2,
     "operation": 2,
     "target": 2,
     "loss": 2,

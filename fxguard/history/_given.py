@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from fxguard.history._bands import NO_DRIFT
 from fxguard.history._series import BUFFER, Series
 
-__all__ = ["compares", "given"]
+__all__ = ["compares", "given", "kept_beside"]
 
 SUMS = ("amax", "max", "mean", "norm", "sum")  # their largest magnitude tells more than elements'
 LOSSES = ("loss", "entropy", "nll")  # in names of operations that compare outputs with targets
 
 
-def given(series: list[Series], first: Series) -> list[Series]:
+def given(series: list[Series], table: Tensor, first: Series) -> list[Series]:
     """What is to blame where an operation left its band first: inputs, or targets and inputs.
 
     The numbers of an operation that reads what the model is given, before any weight or with
     weights that are as they were, change with it. So does a loss, if the outputs have not changed:
     then the targets are others, or belong to other inputs.
+
+    Args:
+        series: the columns.
+        table: the numbers.
+        first: what left its band.
     """
     inputs = next(([one] for one in series if one.kind == "input"), [])
     if first.kind == "loss" or (first.kind == "operation" and compares(series, first)):
-        targets = next(([one] for one in series if one.kind == "target"), [])
+        targets = list(_targets(series, table, first))
         return [*targets, *inputs] if targets else []
     if first.kind == "operation" and _reads_inputs_alone(series, first):
-        return inputs
+        return [] if kept_beside(series, table, first) else inputs
     return []
+
+
+def kept_beside(series: list[Series], table: Tensor, operation: Series) -> list[Series]:
+    """What the module of an operation keeps from step to step, and writes: it may read that."""
+    module = operation.what.rpartition(" ")[0]
+    if operation.kind != "operation" or not module:
+        return []
+    return [
+        one
+        for place, one in enumerate(series)
+        if one.kind == "drift" and one.detail == BUFFER
+        if one.what.rpartition(".")[0] == module
+        if float(table[:-1, place].nanmedian().log2()) > NO_DRIFT
+    ]
+
+
+def _targets(series: list[Series], table: Tensor, first: Series) -> Iterator[Series]:
+    """What torch's losses compare with, and what the same line reads besides, unless it stays."""
+    of_losses = next((one for one in series if one.kind == "target" and one.detail), None)
+    if of_losses is not None:
+        yield of_losses
+    for place, one in enumerate(series):
+        is_near = first.kind == "loss" or one.source == first.source
+        if one.kind == "target" and not one.detail and is_near:
+            column = table[:, place]
+            column = column[column == column]
+            if bool((column != column[:1]).any()):
+                yield one
+                if first.kind == "loss":
+                    return
 
 
 def compares(series: list[Series], operation: Series) -> bool:

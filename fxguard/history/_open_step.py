@@ -21,7 +21,7 @@ KINDS: tuple[tuple[Kind, ...], ...] = (
     ("drift", "weight"),
     ("input",),
     ("graph",),
-    ("operation",),
+    ("number", "operation"),
     ("target",),
     ("loss",),
     ("backward",),
@@ -93,7 +93,7 @@ class OpenStep:
             detail: likewise.
             dtype: likewise.
             order: its position among those of its kind; behind all that are known if None.
-            is_of_loss: whether an operation reads targets, and stands behind them.
+            is_of_loss: whether it is of an operation that reads targets, and stands behind these.
         """
         asked = kind, what, source, detail
         found = self._asked.get(asked)

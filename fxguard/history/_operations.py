@@ -12,6 +12,7 @@ from fxguard.batch.plain_operations import Brief, LossBatch
 from fxguard.history._captured import Captured
 from fxguard.history._open_step import OpenStep
 from fxguard.history._places import MOST, detail_of
+from fxguard.history._read_by_loss import ReadByLoss
 from fxguard.measure.traceable import NOTES
 from fxguard.plan.plan import Plan
 from fxguard.records import title_of
@@ -32,6 +33,7 @@ class Operations:
     def __init__(self, step: OpenStep) -> None:
         self.step = step
         self.captured = Captured(step)
+        self._read = ReadByLoss(step)
         self._is_of_loss = False
         self._plans: dict[int, Plan] = {}  # of graphs that ran, by identity
         # By plan, name of the module that it runs for, and which run of both in the batch.
@@ -51,6 +53,8 @@ class Operations:
         self._is_of_loss = is_of_loss
         if not is_of_loss:
             self.captured.begins()
+        else:
+            self._read.begins()
         runs: Counter[tuple[int, str]] = Counter()
         seen: Counter[tuple[str, str]] = Counter()
         between = [] if batch.between is None else batch.between.tolist()
@@ -69,6 +73,8 @@ class Operations:
                 place = None if is_outside else event.place
                 key = title_of(event.module, event.kind), named_line(place)
                 seen[key] += 1
+                if is_of_loss:
+                    self._read.add(batch, between, event, key[1], min(seen[key], MOST))
                 for _, made in event.outputs:
                     if made.is_between_graphs and made.value < len(between):
                         dtype = batch.values[made.value].dtype

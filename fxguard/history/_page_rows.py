@@ -30,6 +30,7 @@ GROUPS: dict[Kind, str] = {
     "input": "inputs",
     "graph": "graph",
     "target": "targets",
+    "number": "targets",
     "loss": "loss",
     "gradient": "gradients",
     "setting": "optimizer",

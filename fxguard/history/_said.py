@@ -13,8 +13,9 @@ from fxguard.history._series import SUMMED, Series
 from fxguard.history._watch import octaves
 from fxguard.report.in_words import percent, times
 
-__all__ = ["in_words", "said"]
+__all__ = ["NUMBER", "in_words", "said"]
 
+NUMBER = "the number that "  # how sentences begin of one that an operation reads
 PART = 0.25  # of the octaves by which a number is off: by less it is about that of the step before
 
 
@@ -85,6 +86,8 @@ def in_words(known: Series) -> str:
         return f"the norm of the gradient of {known.what}"
     if known.kind == "step":
         return f"the step of {known.what}, relative to its norm,"
+    if known.kind == "number":
+        return f"{NUMBER}{known.what} reads"
     if known.kind == "loss":
         return "the loss"
     if known.kind == "state":

@@ -17,6 +17,7 @@ Kind = Literal[
     "input",  # of the model: largest magnitude, mean, share of zeros, distinct integers, shape
     "target",  # what the loss reads beside the model's outputs, likewise
     "graph",  # which form of a captured graph runs: one more for each that was captured anew
+    "number",  # what an operation of the loss reads that is no tensor: a factor, a bound
     "operation",  # of the forward or the loss: smallest and largest magnitude of what it made
     "loss",  # the root of a backward
     "backward",  # of the gradients of an operation
@@ -54,6 +55,11 @@ class Series:
             text = getattr(self, name)
             if not text.isascii() and (written := _as_unicode(text)) != text:
                 object.__setattr__(self, name, written)
+
+    @property
+    def has_sign(self) -> bool:
+        """Whether it is judged with its sign: magnitudes have none."""
+        return self.detail == "mean" or self.kind == "number"
 
     @property
     def is_gradient(self) -> bool:

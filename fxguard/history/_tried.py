@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fxguard.history._said import NUMBER
 from fxguard.history._series import Series
 from fxguard.history._trials import Trial
 from fxguard.report.event import Event
@@ -36,7 +37,8 @@ def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> E
     jumped = trial.changed_at(min(trial.step, event.step + event.lead))
     if event.cause == "data" and jumped < event.step and trial.shows_data(event.step):
         return replace(event, step=jumped, lead=0, tried=tried)
-    if event.cause in NOT_WRITTEN and trial.shows_data(event.step):
+    is_known = any(sentence.startswith(NUMBER) for sentence in event.evidence[:1])
+    if event.cause in NOT_WRITTEN and not is_known and trial.shows_data(event.step):
         what = " or ".join(_given(series)) or event.what
         shows = event.source if event.cause == "operation" else ""  # first there
         return replace(
@@ -80,6 +82,7 @@ def _which(steps: int) -> str:
 
 def _given(series: Sequence[Series]) -> list[str]:
     """What models and losses are given, by the names that events have for it."""
-    kinds = ("target", "input")
-    named = (one.what for kind in kinds for one in series if one.kind == kind)
-    return list(dict.fromkeys(named))[:2]
+    targets = [one for one in series if one.kind == "target"]
+    targets.sort(key=lambda one: not one.detail)  # what torch's losses compare with comes first
+    inputs = (one for one in series if one.kind == "input")
+    return list(dict.fromkeys(one.what for one in (*targets[:1], *inputs)))[:2]

@@ -15,17 +15,17 @@ __all__ = ["from_octaves", "is_signed", "octaves", "usual_band"]
 
 def is_signed(series: Series) -> bool:
     """Whether its numbers may be negative, and have a linear axis."""
-    return series.detail in ("mean", "share of zeros")
+    return series.has_sign or series.detail == "share of zeros"
 
 
 def octaves(series: Series, numbers: Sequence[float]) -> list[float]:
     """Numbers on the scale on which a series is judged, see ``in_octaves``: log2 of magnitudes.
 
-    Means keep their sign, and shares are tenths.
+    Means and plain numbers keep their sign, and shares are tenths.
     """
     if series.detail == "share of zeros":
         return [10 * number for number in numbers]
-    if series.detail == "mean":
+    if series.has_sign:
         usual = _usual_size(numbers)
         return [math.copysign(octaves_of_one(1 + abs(x) / usual), x) for x in numbers]
     return [octaves_of_one(x) for x in numbers]
