@@ -18,7 +18,8 @@ NO_DRIFT = math.log2(1e-5)  # of a weight, relative to its norm: rounding
 def in_octaves(numbers: Tensor, series: list[Series]) -> Tensor:
     """A table of numbers as log2 of their magnitudes.
 
-    Means and plain numbers keep their sign, and shares are tenths. A negative setting, such as a learning rate that ascends, counts as infinite.
+    Means and plain numbers keep their sign, and shares are tenths. A negative setting, such as a
+    learning rate that ascends, counts as infinite.
 
     Args:
         numbers: a line for each step, a column for each series.
