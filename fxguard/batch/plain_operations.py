@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from fxguard.graph.operations import (
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.tables import CASTS, ENTRIES, MOVES, NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.measure import native
-from fxguard.measure.at_hand import name_of_dtype
+from fxguard.measure.at_hand import name_of_dtype, version_of
 from fxguard.plan.plan import Value
 from fxguard.records import Role
 from fxguard.source.lines import Place, calling_line
@@ -161,6 +162,12 @@ TurnedBad = Counter[TurnsBad]
 USUAL = 64  # times
 
 
+class _Operand(NamedTuple):
+    value: Value
+    tensor: weakref.ref[Tensor]
+    version: int | None
+
+
 class LossBatch(Batch):
     """A batch whose plain operations become events when somebody asks for its events.
 
@@ -175,7 +182,28 @@ class LossBatch(Batch):
         self._has_brief = False
         self._turned_bad = turned_bad
         self._looked_at: set[TurnsBad] = set()  # of those that often do, in this loss
+        self._operands: dict[int, _Operand] = {}  # by the index of the value
         super().__init__(number)
+
+    def measure(self, tensor: Tensor, role: Role, name: str, *, waits: bool = True) -> Key:
+        key = super().measure(tensor, role, name, waits=waits)
+        if role is Role.INPUT:
+            version = version_of(tensor)
+            self._operands[key.value] = _Operand(
+                self.values[key.value], weakref.ref(tensor), version
+            )
+        return key
+
+    def operand(self, key: Key) -> Tensor | None:
+        """What an operation was given that nothing observed has made.
+
+        None for another value, or if the tensor is gone, or was written since.
+        """
+        found = self._operands.get(key.value) if key.is_between_graphs else None
+        if found is None or self.values[key.value] is not found.value:  # some are forgotten
+            return None
+        tensor = found.tensor()
+        return None if tensor is None or version_of(tensor) != found.version else tensor
 
     def is_usual(self, kind: str, place: Place | None, *, is_nan: bool) -> bool:
         """Whether it is usual that an operation turns bad there: a mask, most likely.

@@ -93,19 +93,20 @@ class Captured:
 
 
 def _calls_of(run: GraphRun) -> Iterator[_Call]:
-    steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
     graph: GraphModule = without_marks(run.graph_module)
-    for node in graph.graph.nodes:
-        if not node.op.startswith("call"):
+    nodes = {node.name: node for node in graph.graph.nodes}
+    for step in run.plan.steps:
+        if not step.counts:  # it makes no tensor, such as a number out of one
             continue
-        step = steps.get(((), node.name))
-        if step is not None:  # others make no tensor, such as a number out of one
-            title = title_of(run.running_name(step.module), step.kind)
-            source = "" if step.source is None else step.source.place
-            moves = read_node(node, run.graph_module).moves
-            made = [run.plan.values[value].dtype for value in step.outputs]
-            constants = "" if moves else _constants(node)
-            yield _Call(title, source, constants, made[0] if made else "")
+        node, constants = None if step.inside else nodes.get(step.node), ""
+        if node is not None:
+            call, constants = read_node(node, run.graph_module), _constants(node)
+            if call.moves or (call.selects and not any(map(str.isdigit, constants))):
+                continue  # other shapes are unpacked in another way
+        title = title_of(run.running_name(step.module), step.kind)
+        source = "" if step.source is None else step.source.place
+        made = [run.plan.values[value].dtype for value in step.outputs]
+        yield _Call(title, source, constants, made[0] if made else "")
 
 
 def _constants(node: Node) -> str:
@@ -122,6 +123,9 @@ def _difference(before: list[_Call], now: list[_Call]) -> Changed | None:
                 sentence = f"{other.title} runs where {one.title} did"
             elif one.dtype != other.dtype and one.constants == other.constants:
                 sentence = f"{other.title} makes {other.dtype} in place of {one.dtype}"
+            elif one.constants == other.constants and one.source != other.source:
+                now_at, before_at = other.source or "another line", one.source or "another line"
+                sentence = f"{other.title} runs at {now_at}, where that of {before_at} did"
             else:
                 given = other.constants or "another number"  # a tensor that no constant tells
                 sentence = f"{other.title} is given {given} in place of {one.constants or given}"

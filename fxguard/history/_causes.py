@@ -12,6 +12,7 @@ from fxguard.history._evidence import (
     beside,
     besides,
     furthest,
+    in_a_row,
     listed,
     more_backwards,
     of_loss,
@@ -99,11 +100,9 @@ def explained(
         cause, what, source = "operation", f"what computes {series[computed[0].place].what}", ""
         evidence = [said(series, steps, table, computed[0])]
     elif to_blame:
-        cause, what = "data", " or ".join(one.what for one in to_blame)
-        names = " and ".join(one.what for one in to_blame)
-        has_mean = all(one.detail for one in to_blame)
-        measured = "range and mean" if has_mean else "the ranges"
-        evidence.append(f"{BEFORE_IT}, as are {measured} of {names}")
+        names = [one.what for one in to_blame]
+        cause, what = "data", in_a_row(names, "or")
+        evidence.append(f"{BEFORE_IT}, as are range and mean of {in_a_row(names, 'and')}")
     elif known.detail in (ROWS, ROW_SIZE) and _is_of_size_alone(series, left):
         evidence.append(OF_SIZE.format(known.what))
     elif known.kind == "step" and not _follows_gradient(series, table, first):
@@ -166,7 +165,8 @@ def _other_code(series: list[Series], table: Tensor, first: Exit) -> int | None:
     came = [
         place
         for place, known in enumerate(series)
-        if known.kind == "operation" and bool(now[place] & ~before[place])
+        if known.kind == "operation" and not known.selects
+        if bool(now[place] & ~before[place])
     ]
     return min(came, key=lambda place: series[place].order, default=first.place)
 

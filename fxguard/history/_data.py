@@ -45,8 +45,22 @@ def note_inputs(
             note_data(step, "input", what + which, x)
 
 
-def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
-    """Add a tensor: largest magnitude, mean, share of zeros, distinct integers, and shape."""
+def note_data(
+    step: OpenStep,
+    kind: Kind,
+    what: str,
+    given: Tensor,
+    source: str = "",
+) -> None:
+    """Add a tensor: largest magnitude, mean, share of zeros, distinct integers, and shape.
+
+    Args:
+        step: the step that runs.
+        kind: "input" or "target".
+        what: its name.
+        given: the tensor.
+        source: the line of the loss that reads it, if that is known.
+    """
     if type(given) is not Tensor:
         return
     with own_arithmetic():
@@ -57,10 +71,11 @@ def note_data(step: OpenStep, kind: Kind, what: str, given: Tensor) -> None:
             found = _described(given.detach())
         of_numbers = given.is_floating_point() or given.is_complex()
         details = ("largest", "mean", "share of zeros", "typical" if of_numbers else "distinct")
-        step.note_all([step.series(kind, what, detail=detail) for detail in details], found)
+        series = [step.series(kind, what, source, detail=detail) for detail in details]
+    step.note_all(series, found)
     rows = len(given) if given.dim() else 1
     for detail, count in ((ROWS, rows), (ROW_SIZE, given.numel() // rows)):
-        step.note(step.series(kind, what, detail=detail), count, count)
+        step.note(step.series(kind, what, source, detail=detail), count, count)
 
 
 def _described(x: Tensor) -> list[Number]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from fxguard.history._bands import NO_DRIFT
@@ -14,7 +16,16 @@ from fxguard.history._series import BUFFER, SUMMED, Series
 from fxguard.history._watch import TINY
 from fxguard.report.in_words import times
 
-__all__ = ["beside", "besides", "furthest", "listed", "more_backwards", "of_loss", "other_writes"]
+__all__ = [
+    "beside",
+    "besides",
+    "furthest",
+    "in_a_row",
+    "listed",
+    "more_backwards",
+    "of_loss",
+    "other_writes",
+]
 
 NEARLY = 2.0  # deviations
 MOST_STEPS = 3  # that are named
@@ -94,7 +105,12 @@ def listed(weights: list[Series]) -> str:
     more = len(weights) - len(named)
     if more:
         return f"{', '.join(named)} and {more} more"
-    return " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+    return in_a_row(named, "and")
+
+
+def in_a_row(names: Sequence[str], word: str) -> str:
+    """``x, y or z``."""
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def besides(kept: list[Series]) -> list[str]:

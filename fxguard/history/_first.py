@@ -101,8 +101,10 @@ def _is_alone(series: list[Series], out: list[float], place: int) -> bool:
 def _begin(out: Tensor) -> int:
     """The first step of the disturbance that goes on in the last line."""
     strong = (out >= STRONG).any(dim=1)
-    lasting = (out[:-1] >= 1) & (out[1:] >= 1)
-    lasts = torch.cat([lasting.any(dim=1), (out[-1:] >= 1).any(dim=1)])
+    lasting = out[:-1].masked_fill(out[1:] < 1, 0.0)
+    # One series among hundreds is a little out of its band by chance, just before all others are.
+    lasts = (lasting >= CLEARLY).any(dim=1) | ((lasting >= 1).sum(dim=1) > 1)
+    lasts = torch.cat([lasts, (out[-1:] >= 1).any(dim=1)])
     begin = last = len(out) - 1
     for line in range(last, -1, -1):
         if strong[line] or lasts[line]:

@@ -51,19 +51,16 @@ def kept_beside(series: list[Series], table: Tensor, operation: Series) -> list[
 
 
 def _targets(series: list[Series], table: Tensor, first: Series) -> Iterator[Series]:
-    """What torch's losses compare with, and what the same line reads besides, unless it stays."""
-    of_losses = next((one for one in series if one.kind == "target" and one.detail), None)
-    if of_losses is not None:
-        yield of_losses
-    for place, one in enumerate(series):
-        is_near = first.kind == "loss" or one.source == first.source
-        if one.kind == "target" and not one.detail and is_near:
+    """What torch's losses compare with, and what the line reads besides, unless it stays."""
+    known = set[str]()
+    for place, one in sorted(enumerate(series), key=lambda each: bool(each[1].source)):
+        is_near = not one.source or first.kind == "loss" or one.source == first.source
+        if one.kind == "target" and is_near and one.what not in known:
             column = table[:, place]
             column = column[column == column]
-            if bool((column != column[:1]).any()):
+            if not one.source or bool((column != column[:1]).any()):
+                known.add(one.what)
                 yield one
-                if first.kind == "loss":
-                    return
 
 
 def compares(series: list[Series], operation: Series) -> bool:

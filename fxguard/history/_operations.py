@@ -28,12 +28,16 @@ class Operations:
 
     Args:
         step: the step that runs.
+
+    Attributes:
+        captured: the graphs that run.
+        read: what losses read beside the outputs of models.
     """
 
     def __init__(self, step: OpenStep) -> None:
         self.step = step
         self.captured = Captured(step)
-        self._read = ReadByLoss(step)
+        self.read = ReadByLoss(step)
         self._is_of_loss = False
         self._plans: dict[int, Plan] = {}  # of graphs that ran, by identity
         # By plan, name of the module that it runs for, and which run of both in the batch.
@@ -54,7 +58,7 @@ class Operations:
         if not is_of_loss:
             self.captured.begins()
         else:
-            self._read.begins()
+            self.read.begins()
         runs: Counter[tuple[int, str]] = Counter()
         seen: Counter[tuple[str, str]] = Counter()
         between = [] if batch.between is None else batch.between.tolist()
@@ -73,8 +77,8 @@ class Operations:
                 place = None if is_outside else event.place
                 key = title_of(event.module, event.kind), named_line(place)
                 seen[key] += 1
-                if is_of_loss:
-                    self._read.add(batch, between, event, key[1], min(seen[key], MOST))
+                if isinstance(batch, LossBatch):
+                    self.read.add(batch, event, key[1], min(seen[key], MOST))
                 for _, made in event.outputs:
                     if made.is_between_graphs and made.value < len(between):
                         dtype = batch.values[made.value].dtype

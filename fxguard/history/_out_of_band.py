@@ -56,7 +56,7 @@ def out_of_band(
         out[:, place] *= _counts(known, column, far, gradient)
         if known.kind == "setting":  # such as that of a group that an optimizer did not have
             out[:, place] += (raised(column) + _came(column))[start:]
-        elif known.kind == "operation":
+        elif known.kind == "operation" and not known.selects:
             out[:, place] += _came_or_went(column)[start:]
     _add_gradients_beside(out, series, values, after)
     return out, rarely

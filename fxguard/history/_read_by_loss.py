@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator
 
-from fxguard.batch.batch import Batch
+from torch import Tensor
+
 from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
-from fxguard.batch.plain_operations import Brief
+from fxguard.batch.plain_operations import Brief, LossBatch
+from fxguard.history._data import note_data
 from fxguard.history._open_step import OpenStep
 from fxguard.history._places import detail_of
-from fxguard.history._series import Kind
-from fxguard.measure.traceable import NOTES
-from fxguard.records import Role
+from fxguard.plan.plan import Value
 from fxguard.source.assigned import statement_at
 from fxguard.source.lines import Place, source_at
 from fxguard.source.named import argument_text
@@ -26,7 +27,7 @@ LONG = 32  # characters: a longer expression is no name
 
 
 class ReadByLoss:
-    """Adds tensors that a script has made, with their magnitudes, and plain numbers.
+    """Adds tensors that a script has made, and plain numbers.
 
     Args:
         step: the step that runs.
@@ -35,26 +36,25 @@ class ReadByLoss:
     def __init__(self, step: OpenStep) -> None:
         self._step = step
         # By operation, its place, which one of these it is, and the label of what it reads.
-        self._series: dict[tuple[str, Place | None, int, str], int] = {}
-        self._noted = set[int]()  # values of the batch
+        self._names: dict[tuple[str, Place | None, int, str], str] = {}
+        self._numbers: dict[tuple[str, Place | None, int], int] = {}  # positions of series
+        self._noted: dict[int, weakref.ref[Tensor]] = {}  # of the last batch, by value
 
     def begins(self) -> None:
         """Another batch begins."""
         self._noted.clear()
 
+    def has_noted(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one of those that the last batch was given."""
+        return any(each() is tensor for each in self._noted.values())
+
     def add(
-        self,
-        batch: Batch,
-        between: Sequence[Sequence[float]],
-        event: Brief | UncapturedOperation,
-        line: str,
-        which: int,
+        self, batch: LossBatch, event: Brief | UncapturedOperation, line: str, which: int
     ) -> None:
-        """Add what an operation reads, before what it makes.
+        """Add what an operation reads.
 
         Args:
             batch: of the loss.
-            between: the magnitudes of its values.
             event: the operation.
             line: as series name it.
             which: which operation of its kind and line it is, from 1.
@@ -62,33 +62,39 @@ class ReadByLoss:
         takes_numbers = event.kind in TAKE_NUMBERS
         for label, x in _operands(event):
             if type(x) is Key:
-                if not x.is_between_graphs or x.value in self._noted:
-                    continue
-                value = batch.values[x.value]
-                is_given = value.role is Role.INPUT and value.name.startswith(OPERAND)
-                if is_given and not value.needs_gradient and between[x.value][1] not in NOTES:
-                    self._noted.add(x.value)
-                    low, high = between[x.value]
-                    self._step.note(self._of("target", event, line, which, label), low, high)
+                tensor = None if x.value in self._noted else batch.operand(x)
+                if tensor is not None and _is_of_script(batch.values[x.value]):
+                    self._noted[x.value] = weakref.ref(tensor)
+                    name = self._name(event, which, label)
+                    note_data(self._step, "target", name, tensor, line)
             elif takes_numbers and (type(x) is float or type(x) is int):
-                self._step.note(self._of("number", event, line, which, label), x, x)
+                self._note_number(event, line, which, x)
 
-    def _of(
-        self, kind: Kind, event: Brief | UncapturedOperation, line: str, which: int, label: str
-    ) -> int:
-        """The position of a series."""
+    def _name(self, event: Brief | UncapturedOperation, which: int, label: str) -> str:
         asked = event.kind, event.place, which, label
-        found = self._series.get(asked)
-        if found is None:
-            number = detail_of(which, 1)
-            if kind == "number":
-                what = event.kind
-            else:  # a name, and so no detail
-                what = _name(event, label) or f"an operand of {event.kind} {number}".rstrip()
-                number = ""
-            found = self._step.series(kind, what, line, detail=number, is_of_loss=True)
-            self._series[asked] = found
-        return found
+        name = self._names.get(asked)
+        if name is None:
+            number = f" {detail_of(which, 1)}" if which > 1 else ""
+            name = _name(event, label) or f"an operand of {event.kind}{number}"
+            self._names[asked] = name
+        return name
+
+    def _note_number(
+        self, event: Brief | UncapturedOperation, line: str, which: int, number: float
+    ) -> None:
+        asked = event.kind, event.place, which
+        series = self._numbers.get(asked)
+        if series is None:
+            detail = detail_of(which, 1)
+            series = self._numbers[asked] = self._step.series(
+                "number", event.kind, line, detail=detail, is_of_loss=True
+            )
+        self._step.note(series, number, number)
+
+
+def _is_of_script(value: Value) -> bool:
+    """Whether a value is no output of a guarded model, and is not trained."""
+    return value.name.startswith(OPERAND) and not value.needs_gradient
 
 
 def _operands(event: Brief | UncapturedOperation) -> Iterator[tuple[str, object]]:

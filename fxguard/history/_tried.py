@@ -83,6 +83,6 @@ def _which(steps: int) -> str:
 def _given(series: Sequence[Series]) -> list[str]:
     """What models and losses are given, by the names that events have for it."""
     targets = [one for one in series if one.kind == "target"]
-    targets.sort(key=lambda one: not one.detail)  # what torch's losses compare with comes first
+    targets.sort(key=lambda one: bool(one.source))  # what torch's losses compare with comes first
     inputs = (one for one in series if one.kind == "input")
     return list(dict.fromkeys(one.what for one in (*targets[:1], *inputs)))[:2]

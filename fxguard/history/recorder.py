@@ -214,6 +214,8 @@ class Histories(Listener):
                 self._step.later(series, *found)
                 self._trials.loss_comes(series, root, *found, number)
                 for target in targets:
+                    if self._operations.read.has_noted(target):
+                        continue  # by its name
                     note_data(self._step, "target", "targets", target)
 
 
