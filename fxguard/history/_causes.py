@@ -20,7 +20,7 @@ from fxguard.history._evidence import (
 )
 from fxguard.history._first import Exit
 from fxguard.history._given import given, kept_beside
-from fxguard.history._grown import grown
+from fxguard.history._grown import grown, rate_that_grew
 from fxguard.history._out_of_band import BACK
 from fxguard.history._said import said
 from fxguard.history._series import ROW_SIZE, ROWS, SUMMED, Series
@@ -127,6 +127,11 @@ def explained(
         evidence += besides(kept_beside(series, table, known))
     elif cause == "unknown":
         evidence += furthest(series, steps, far, first)
+    if cause in ("gradient", "unknown"):
+        rate = rate_that_grew(series, steps, table, first.line)
+        if rate is not None:  # far, though never in one step
+            cause, what, source = "step", rate[0], ""
+            evidence.insert(0, rate[1])
     if known.kind != "setting":  # which nothing measured can have caused
         changed = (one for one in left[1:] if series[one.place].kind == "setting")
         evidence += [said(series, steps, table, one) for one in changed][:1]

@@ -18,6 +18,7 @@ from fxguard.history._sample import sample_of
 from fxguard.history._series import ROW_SIZE, ROWS, Kind
 from fxguard.measure import native
 from fxguard.measure.at_hand import has_memory, own_arithmetic
+from fxguard.torch_names import is_of_func_level
 
 __all__ = ["behind", "note_data", "note_inputs"]
 
@@ -61,7 +62,7 @@ def note_data(
         given: the tensor.
         source: the line of the loss that reads it, if that is known.
     """
-    if type(given) is not Tensor:
+    if type(given) is not Tensor or is_of_func_level(given):
         return
     with own_arithmetic():
         found: Sequence[Number] | None = native.described(given.detach())

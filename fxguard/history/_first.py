@@ -10,7 +10,7 @@ from torch import Tensor
 from fxguard.history._out_of_band import STRONG, out_of_band
 from fxguard.history._series import BUFFER, Series
 
-__all__ = ["Exit", "first_exit"]
+__all__ = ["RATE", "Exit", "first_exit"]
 
 NEARLY = 0.6  # as far out as what is first
 CLEARLY = 1.3  # as far out as what counts: what is first in its step

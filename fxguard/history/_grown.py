@@ -4,17 +4,43 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fxguard.history._first import RATE as LEARNING_RATE
 from fxguard.history._lines import number
 from fxguard.history._series import Series
 from fxguard.history._watch import HUGE, TINY
 
-__all__ = ["grown"]
+__all__ = ["grown", "rate_that_grew"]
 
 BLOCK = 16  # steps of which the mean is taken
 LEAST = 6  # blocks
 OCTAVES = 3.0  # that it has grown by, at least
 RATE = 1 / 64  # octaves in a step, at least
+QUICKLY = 64  # steps in which a learning rate ...
+TIMES = 8.0  # ... has become so many times as large
 STEADY = 0.3  # of the mean rise from block to block: the least
+
+
+def rate_that_grew(
+    series: list[Series], steps: list[int], table: Tensor, line: int
+) -> tuple[str, str] | None:
+    """A learning rate that has become eight times as large in 64 steps, or more, and a sentence.
+
+    Args:
+        series: the columns.
+        steps: of the lines.
+        table: the numbers.
+        line: in which something left its band.
+    """
+    for place, known in enumerate(series if line >= QUICKLY else ()):
+        if known.kind == "setting" and known.what.startswith(LEARNING_RATE):
+            numbers = table[line - QUICKLY : line + 1, place]
+            before, now = float(numbers[0]), float(numbers[-1])
+            if now >= TIMES * before > 0 and bool((numbers.diff() >= 0).all()):
+                return known.what, (
+                    f"{known.what} has grown from {number(before)} to {number(now)} in the "
+                    f"{QUICKLY} steps up to step {steps[line]}"
+                )
+    return None
 
 
 def grown(series: list[Series], steps: list[int], table: Tensor, line: int) -> list[str]:

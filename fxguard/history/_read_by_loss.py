@@ -106,11 +106,22 @@ def _operands(event: Brief | UncapturedOperation) -> Iterator[tuple[str, object]
         yield from ((label.removeprefix(OPERAND).rstrip("]"), key) for label, key in event.inputs)
 
 
+def _is_method(event: Brief | UncapturedOperation) -> bool | None:
+    """Whether what ran is a method of a tensor, and no function; None if nobody knows."""
+    method = getattr(Tensor, event.kind, None)
+    if method is None:
+        return False
+    if isinstance(event, Brief):
+        return event.func is method or hasattr(event.func, "__objclass__")
+    return None
+
+
 def _name(event: Brief | UncapturedOperation, label: str) -> str:
     """What a script calls an operand; "" if that is not certain."""
     if not label.isdigit():
         return f"{label} of {event.kind}"
     if event.place is None:
         return ""
-    text = argument_text(statement_at(source_at(event.place)), event.kind, int(label))
+    code = statement_at(source_at(event.place))
+    text = argument_text(code, event.kind, int(label), is_method=_is_method(event))
     return text if len(text) <= LONG else ""

@@ -11,6 +11,7 @@ from torch import Tensor
 from fxguard.measure import native
 from fxguard.measure.at_hand import has_memory
 from fxguard.measure.traceable import inside
+from fxguard.torch_names import is_of_func_level
 
 __all__ = ["LARGE", "are_alike", "like", "part_here", "parts_here", "sample_of"]
 
@@ -24,6 +25,8 @@ def part_here(value: Any) -> Tensor | None:
     Of a DTensor, that is its shard: nothing waits for other ranks.
     """
     if type(value) in PLAIN:
+        if is_of_func_level(value):  # it has no memory of its own
+            return None
         is_dense = value.layout is torch.strided and not value.is_meta
         return value if is_dense and value.numel() and has_memory(value) else None
     parts = inside(value) if isinstance(value, Tensor) else []

@@ -29,6 +29,7 @@ from fxguard.rerun.lineage import Lineage
 __all__ = ["Trial", "Trials"]
 
 PAUSE = 8  # steps between two trials
+MUCH = 2.0  # times the loss of the last trial: another one is made at once
 LATE = 8  # steps from a trial to the event that it tells of
 LONGEST = 10.0  # seconds after which no further second run begins
 AMONG_RANKS = 1.0  # likewise, where other ranks wait for the backward
@@ -154,7 +155,7 @@ class Trials:
         may_jump = watch.may_jump(number) or watch.is_above(number)
         jumps = may_jump and not judge.has_event
         if self.last is not None and step < self.last.step + PAUSE:
-            jumps = False
+            jumps &= number > MUCH * self.last.loss
         try:
             lineage = Lineage(root)
         except NotJudged as reason:

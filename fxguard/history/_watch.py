@@ -29,6 +29,8 @@ BEYOND_USUAL = 1.25  # times as far as the series has been
 FORGETS = 0.998  # in each step
 LATER = 8  # steps after which a distance counts as one while nothing happened
 JUMP_AT_ONCE = 14.0  # deviations of one step
+ABOVE_ALL = 2.0  # octaves of one step above the highest of all before
+JUMP_ABOVE_ALL = 7.0  # likewise, in deviations
 RISES = 32  # steps in which a number may rise
 STAYS = 8  # steps in which it is up
 RISEN = 1.0  # octaves
@@ -178,7 +180,11 @@ class Watch:
         self._middle, self._deviation = middle, deviation
         jump = max(JUMP, BEYOND_USUAL * self._furthest)
         self._limit = max(middle + jump * deviation, max(self._means) + FLOOR)
-        self._limit_at_once = max(middle + JUMP_AT_ONCE * deviation, max(self._means) + 1.0)
+        highest = max(map(octaves, self._raw))
+        self._limit_at_once = min(
+            max(middle + JUMP_AT_ONCE * deviation, max(self._means) + 1.0),
+            max(middle + JUMP_ABOVE_ALL * deviation, highest + ABOVE_ALL),
+        )
 
     def _is_usual_with_sign(self, number: float) -> bool:
         """Whether a series that crosses zero is within its band as it is, not in octaves."""

@@ -32,6 +32,7 @@ from fxguard.history._series import Series
 from fxguard.history._stages import Stage
 from fxguard.history._trials import Trials
 from fxguard.history._writer import need_pyarrow
+from fxguard.measure.func_levels import levels_left
 from fxguard.ranks import agreement
 from fxguard.report.event import Event
 from fxguard.source.lines import Place
@@ -80,6 +81,10 @@ class Histories(Listener):
 
     def begins(self, batch: Batch) -> None:
         """End the step before."""
+        with levels_left():  # no level of torch.func reaches into what is kept
+            self._begins()
+
+    def _begins(self) -> None:
         if self._has_optimizer is None and self._calls >= WITHOUT:
             self._has_optimizer, self._buffers = False, None
         self._end_step()
@@ -103,13 +108,14 @@ class Histories(Listener):
         if self._counts:
             if (call := finished.batch.call) is not None:
                 note_inputs(self._step, self._names_of_arguments(), call.args, call.kwargs)
-            self._operations.add(finished.batch)
+            with levels_left():
+                self._operations.add(finished.batch)
         return finished
 
     def loss_came(self, loss: Loss) -> None:
         """Note what the script has computed from the outputs of the model."""
         if self._calls:
-            with loss.read() as batch:
+            with loss.read() as batch, levels_left():
                 self._operations.add(batch, is_of_loss=True)
 
     loss_heard = loss_came

@@ -98,8 +98,15 @@ def other_text(code: str, name: str) -> str:
     return _only_text(_operands(code, name, sign, 0 if position else 1), with_numbers=True)
 
 
-def argument_text(code: str, name: str, position: int) -> str:
+def argument_text(code: str, name: str, position: int, *, is_method: bool | None = None) -> str:
     """The operand at a position of an operation of a line; "" if that is not certain.
+
+    Args:
+        code: the text of a line.
+        name: the plain name of an operation of that line.
+        position: of the operand.
+        is_method: whether a call is one of a method of a tensor, which is its first operand; None
+            to judge by what it is called on.
 
     Example:
         >>> argument_text("z = (target - mu) / sigma", "sub", 0)
@@ -108,7 +115,8 @@ def argument_text(code: str, name: str, position: int) -> str:
         'seen'
     """
     sign = SIGNS.get(name)
-    return without_parentheses(_only_text(_operands(code, name, sign, position)))
+    nodes = _operands(code, name, sign, position, is_method=is_method)
+    return without_parentheses(_only_text(nodes))
 
 
 def without_parentheses(text: str) -> str:
@@ -212,7 +220,12 @@ def _parsed(code: str) -> ast.AST | None:
 
 
 def _operands(
-    code: str, name: str, sign: type[ast.operator] | None, position: int
+    code: str,
+    name: str,
+    sign: type[ast.operator] | None,
+    position: int,
+    *,
+    is_method: bool | None = None,
 ) -> Iterator[ast.expr]:
     tree = _parsed(code)
     for node in () if tree is None else ast.walk(tree):
@@ -223,7 +236,7 @@ def _operands(
         elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
             if called_name(node) != name or is_of_numbers(node):
                 continue
-            given = _arguments(node)
+            given = node.args if is_method is False else _arguments(node)
             if len(given) > position:
                 yield given[position]
 

@@ -832,3 +832,59 @@ def test_one_gradient_that_spikes() -> None:
     (event,) = spiking(6.0)
     assert (event.step, event.cause, event.what) == (140, "gradient", "body.weight")
     assert spiking(3.0) == []
+
+
+@pytest.mark.parametrize(("times", "is_event"), [(2.5, False), (30.0, True)])
+def test_a_noisy_loss_that_is_once_far_above_all_before_is_an_event(
+    times: float, is_event: bool
+) -> None:
+    """Its deviation is half an octave: fourteen of them are a factor of more than a hundred."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(200):
+            row = usual(noise)
+            for place in (6, 7):
+                row[place] *= 2 ** noise.gauss(0, 0.5) * (times if step == 160 else 1.0)
+            yield row
+
+    assert [event.step for event in events_of(rows())] == [160] * is_event
+
+
+def test_a_series_that_is_a_little_out_of_its_band_just_before_begins_nothing() -> None:
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(170):
+            row = usual(noise)
+            if step == 159:
+                row[9] *= 1.55
+            if step >= 160:
+                row[0], row[6], row[7] = row[0] * 9, row[6] * 9, row[7] * 9
+                row[9] *= 2.5
+            yield row
+
+    (event,) = events_of(rows())
+    assert (event.step, event.what) == (160, "input 0")
+
+
+@pytest.mark.parametrize(
+    ("rate", "what"), [(1.05, "learning rate of Adam's step"), (1.01, "body.weight")]
+)
+def test_a_learning_rate_that_grows_quickly_is_to_blame_for_gradients(
+    rate: float, what: str
+) -> None:
+    """As in a search for a rate, that ends where the loss explodes."""
+    noise = random.Random(0)
+
+    def rows() -> Iterator[Numbers]:
+        for step in range(170):
+            row = usual(noise)
+            row[10] *= rate**step
+            if step >= 150:
+                row[9] *= 40
+            yield row
+
+    (event,) = events_of(rows())
+    assert event.what == what
+    assert event.cause == ("step" if rate == 1.05 else "gradient")

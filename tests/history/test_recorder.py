@@ -517,3 +517,34 @@ def test_a_compiled_model(tmp_path: Path) -> None:
     history = kept(model, tmp_path)
     assert list(history.steps) == [0, 1, 2]
     assert any(name.startswith("operation 0 linear") for name in history.series)
+
+
+@pytest.mark.parametrize("of_each", [False, True])
+def test_a_model_that_is_called_in_transforms(tmp_path: Path, of_each: bool) -> None:
+    """Levels of torch.func reach into no row, and what they wrap has no memory of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).eval()
+    weights = {name: x.detach() for name, x in model.named_parameters()}
+    found = list[Tensor]()
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        made: Tensor = torch.func.functional_call(model, weights, (x,))
+        return made.square().mean()
+
+    def gradients(x: Tensor) -> Tensor:
+        gradient = torch.func.grad(loss)
+        if of_each:
+            gradient = torch.func.vmap(gradient, (None, 0))
+            x = x[:, None]
+        made: Tensor = gradient(weights, x)["0.weight"]
+        return made
+
+    batches = [torch.randn(6, 4) for _ in range(20)]
+    plain = [gradients(x) for x in batches]
+    fxguard.instrument(model, history=tmp_path)
+    found = [gradients(x) for x in batches]
+    fxguard.remove(model)
+    assert all(map(torch.equal, plain, found))
+    history = fxguard.load_history(tmp_path)
+    assert history.steps == range(20)
+    assert "operation 0 linear" in history.series

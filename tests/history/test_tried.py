@@ -319,3 +319,20 @@ def test_batches_that_were_as_unusual_say_nothing_of_the_weights(name: str) -> N
     trial = Trial(10, usual=2.0, loss=3.5, again=3.5, before=tuple(before))
     assert trial.shows_data(10) is shows_data
     assert not shows_data or trial.changed_at(10) == since
+
+
+def test_a_second_jump_that_is_much_higher_is_tried_at_once(tmp_path: Path) -> None:
+    """The first is none, and its second runs are a few steps old."""
+
+    def loss_of(found: Tensor, y: Tensor, jumps: bool) -> Tensor:
+        nonlocal calls
+        calls += 1
+        loss = nn.functional.mse_loss(found, y + 40 if calls == JUMP else y)
+        return loss * 1.8 if calls == JUMP - 4 else loss
+
+    calls = 0
+    with fxguard.watch(model := Net(), history=tmp_path):
+        list(train(model, loss_of=loss_of))
+    (event,) = fxguard.load_history(tmp_path).events
+    assert (event.step, event.cause) == (JUMP - 1, "data")
+    assert any("the batch before gives" in each for each in event.tried)
