@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from fxguard.history._by_name import is_of_ranks, selects
 from fxguard.history._climbs import Climb
 from fxguard.history._evidence import (
     beside,
@@ -51,9 +52,11 @@ OF_SIZE = (
     "range and mean of {} are in their bands: look at what the code computes from its size, or has "
     "kept from the batches before"
 )
+OF_RANKS = "it brings what other ranks have made"
 BEFORE_IT = "what runs before it is in its band"
 OF_STEP = "'s step"
 NORM = "the norm of all gradients"
+FEW_DOUBLINGS = 16.0  # until a dtype ends: of more, one that was seen says little
 HALF = 0.5  # of the octaves by which a step has grown
 MOVED = 5.0  # deviations by which a loss has moved
 MOVED_AND_STAYS = 2.5  # the same where it stays
@@ -94,7 +97,8 @@ def explained(
     evidence += other_writes(series, steps, table, left, first)
     if left[0].place != first.place:
         evidence.insert(0, said(series, steps, table, left[0]))
-    to_blame = given(series, table, known) if may_be_data and other is None else []
+    is_given = may_be_data and other is None and not is_of_ranks(known)
+    to_blame = given(series, table, known) if is_given else []
     computed = [] if may_be_data else _computed_inputs(series, exits)
     if computed and known.kind in ("operation", "loss"):
         cause, what, source = "operation", f"what computes {series[computed[0].place].what}", ""
@@ -123,11 +127,13 @@ def explained(
         if loss is not None:
             what, source = series[loss].what, series[loss].source
         evidence = furthest(series, steps, far, first)
+    elif is_of_ranks(known):
+        evidence.append(OF_RANKS)
     elif cause == "operation":
         evidence += besides(kept_beside(series, table, known))
     elif cause == "unknown":
         evidence += furthest(series, steps, far, first)
-    if cause in ("gradient", "unknown"):
+    if other is None and known.kind != "number" and cause in ("gradient", "operation", "unknown"):
         rate = rate_that_grew(series, steps, table, first.line)
         if rate is not None:  # far, though never in one step
             cause, what, source = "step", rate[0], ""
@@ -170,7 +176,7 @@ def _other_code(series: list[Series], table: Tensor, first: Exit) -> int | None:
     came = [
         place
         for place, known in enumerate(series)
-        if known.kind == "operation" and not known.selects
+        if known.kind == "operation" and not selects(known)
         if bool(now[place] & ~before[place])
     ]
     return min(came, key=lambda place: series[place].order, default=first.place)
@@ -198,7 +204,7 @@ def _octaves_up(column: Tensor, line: int) -> float:
 def growth(known: Series, climb: Climb, begin: int, now: float) -> Event:
     """The event of a climb that began in a step, with the number that it has reached."""
     text = f"{known.what}: {now:.2g}, twice as large every {times(1 / climb.rate)} steps"
-    if math.isfinite(climb.ends):
+    if climb.ends * climb.rate <= FEW_DOUBLINGS:
         text += f": {known.dtype} ends in about {times(climb.ends)} steps"
     return Event(begin, "growth", known.what, known.source, evidence=(text,))
 

@@ -16,14 +16,14 @@ LEAST = 6  # blocks
 OCTAVES = 3.0  # that it has grown by, at least
 RATE = 1 / 64  # octaves in a step, at least
 QUICKLY = 64  # steps in which a learning rate ...
-TIMES = 8.0  # ... has become so many times as large
+TIMES = 16.0  # ... has become so many times as large
 STEADY = 0.3  # of the mean rise from block to block: the least
 
 
 def rate_that_grew(
     series: list[Series], steps: list[int], table: Tensor, line: int
 ) -> tuple[str, str] | None:
-    """A learning rate that has become eight times as large in 64 steps, or more, and a sentence.
+    """A learning rate that has become 16 times as large in 64 steps, or more, and a sentence.
 
     Args:
         series: the columns.

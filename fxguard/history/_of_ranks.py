@@ -13,8 +13,9 @@ from fxguard.report.event import Cause, Event
 
 __all__ = ["Seen", "seen_by_ranks"]
 
-# A jump on one rank shows like this on others, in the same step or the next one.
-CONSEQUENCES: tuple[Cause, ...] = ("gradient", "step", "unknown")
+# A jump on one rank shows like this on others, in the same step or the next one. Of operations,
+# these are collectives, and what reads what they have brought.
+CONSEQUENCES: tuple[Cause, ...] = ("gradient", "operation", "step", "unknown")
 OF_ONE_RANK: tuple[Cause, ...] = ("data", "weights", "operation", "machine")
 APART = 64  # steps between the steps in which ranks see that one series grows
 
@@ -43,6 +44,7 @@ class Seen:
         return (
             self.event.cause in CONSEQUENCES
             and other.event.cause in OF_ONE_RANK
+            and self.event.cause != other.event.cause
             and begin <= self.event.step <= end
             and not set(self.ranks) & set(other.ranks)
         )

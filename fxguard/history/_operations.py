@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.batch.plain_operations import Brief, LossBatch
+from fxguard.graph.tables import UNINITIALISED
 from fxguard.history._captured import Captured
 from fxguard.history._open_step import OpenStep
 from fxguard.history._places import MOST, detail_of
 from fxguard.history._read_by_loss import ReadByLoss
 from fxguard.measure.traceable import NOTES
-from fxguard.plan.plan import Plan
+from fxguard.plan.plan import Plan, Step
 from fxguard.records import title_of
 from fxguard.source.lines import Place
 
 __all__ = ["Operations", "named_line"]
 
 _Rows = list[tuple[int, int]]  # row of the statistics, and position of the series
+_Operation = tuple[str, str]  # title and line
+_Before = tuple[tuple[_Operation, int], ...]  # that have run, of those that a graph has, too
 
 
 class Operations:
@@ -40,8 +43,10 @@ class Operations:
         self.read = ReadByLoss(step)
         self._is_of_loss = False
         self._plans: dict[int, Plan] = {}  # of graphs that ran, by identity
-        # By plan, name of the module that it runs for, and which run of both in the batch.
-        self._rows: dict[tuple[int, str, int], tuple[Plan, _Rows]] = {}
+        # By plan, name of the module that it runs for, which run of both in the batch, and how many
+        # operations of its lines and kinds have run before it.
+        self._rows: dict[tuple[int, str, int, _Before], tuple[Plan, _Rows]] = {}
+        self._keys: dict[tuple[int, str], tuple[Plan, Counter[_Operation]]] = {}
 
     def has_seen(self, run: GraphRun) -> bool:
         """Whether a graph is one of the model's."""
@@ -60,7 +65,14 @@ class Operations:
         else:
             self.read.begins()
         runs: Counter[tuple[int, str]] = Counter()
-        seen: Counter[tuple[str, str]] = Counter()
+        before: dict[tuple[int, str], _Before] = {}
+        seen: Counter[_Operation] = Counter()
+        earlier = list[Counter[_Operation]]()  # of graphs: mostly there is one, and nothing behind
+
+        def count_earlier() -> None:
+            while earlier:
+                seen.update(earlier.pop())
+
         between = [] if batch.between is None else batch.between.tolist()
         for event in batch.brief_events if isinstance(batch, LossBatch) else batch.events:
             if isinstance(event, GraphRun):
@@ -68,14 +80,23 @@ class Operations:
                 if not is_of_loss:
                     self._plans[id(event.plan)] = event.plan
                 if event.postponed is None:
-                    runs[id(event.plan), event.names[1]] += 1
-                    self._add_run(event, min(runs[id(event.plan), event.names[1]], MOST))
+                    which = id(event.plan), event.names[1]
+                    runs[which] += 1
+                    if which not in before:
+                        count_earlier()
+                        keys = self._keys_of(event)
+                        before[which] = tuple((x, seen[x]) for x in keys if x in seen)
+                        earlier.append(keys)
+                    self._add_run(event, min(runs[which], MOST), before[which])
             elif isinstance(event, Brief) or (
                 isinstance(event, UncapturedOperation) and event.counts
             ):
+                if event.kind in UNINITIALISED:
+                    continue
                 is_outside = event.place == batch.caller and not is_of_loss  # as in a graph
                 place = None if is_outside else event.place
                 key = title_of(event.module, event.kind), named_line(place)
+                count_earlier()
                 seen[key] += 1
                 if isinstance(batch, LossBatch):
                     self.read.add(batch, event, key[1], min(seen[key], MOST))
@@ -85,22 +106,30 @@ class Operations:
                         series = self._series(*key, min(seen[key], MOST), 1, dtype)
                         self._note(series, *between[made.value])
 
-    def _add_run(self, run: GraphRun, number: int) -> None:
-        key = id(run.plan), run.names[1], number
+    def _keys_of(self, run: GraphRun) -> Counter[_Operation]:
+        """How many operations of each line and kind a graph has."""
+        key = id(run.plan), run.names[1]
+        plan, keys = self._keys.get(key, (None, Counter()))
+        if plan is not run.plan:
+            keys = Counter(_operation(run, step) for step in run.plan.steps if step.counts)
+            self._keys[key] = run.plan, keys
+        return keys
+
+    def _add_run(self, run: GraphRun, number: int, before: _Before) -> None:
+        key = id(run.plan), run.names[1], number, before
         plan, rows = self._rows.get(key, (None, []))
         if plan is not run.plan:
-            rows = list(self._rows_of(run, number))
+            rows = list(self._rows_of(run, number, before))
             self._rows[key] = run.plan, rows
         numbers = run.statistics.tolist()
         for slot, series in rows:
             self._note(series, *numbers[slot])
 
-    def _rows_of(self, run: GraphRun, number: int) -> Iterator[tuple[int, int]]:
-        seen: Counter[tuple[str, str]] = Counter()
+    def _rows_of(self, run: GraphRun, number: int, before: _Before) -> Iterator[tuple[int, int]]:
+        seen = Counter(dict(before))
         for step in run.plan.steps:
-            if step.counts:
-                title = title_of(run.running_name(step.module), step.kind)
-                key = title, "" if step.source is None else step.source.place
+            if step.counts and step.kind not in UNINITIALISED:
+                key = _operation(run, step)
                 seen[key] += 1
                 values = [run.plan.values[value] for value in step.outputs]
                 measured = [x for x in values if x.slot is not None]
@@ -123,6 +152,11 @@ class Operations:
     def _note(self, series: int, low: float, high: float) -> None:
         if high not in NOTES:
             self.step.note(series, low, high)
+
+
+def _operation(run: GraphRun, step: Step) -> _Operation:
+    title = title_of(run.running_name(step.module), step.kind)
+    return title, "" if step.source is None else step.source.place
 
 
 def named_line(place: Place | None) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 from fxguard.history._bands import NO_DRIFT
 from fxguard.history._bands import distances as distances_of
 from fxguard.history._beside import beside_others
+from fxguard.history._by_name import selects
 from fxguard.history._series import ROWS, Series
 from fxguard.history._watch import HUGE
 
@@ -56,7 +57,7 @@ def out_of_band(
         out[:, place] *= _counts(known, column, far, gradient)
         if known.kind == "setting":  # such as that of a group that an optimizer did not have
             out[:, place] += (raised(column) + _came(column))[start:]
-        elif known.kind == "operation" and not known.selects:
+        elif known.kind == "operation" and not selects(known):
             out[:, place] += _came_or_went(column)[start:]
     _add_gradients_beside(out, series, values, after)
     return out, rarely

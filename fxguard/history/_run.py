@@ -53,6 +53,11 @@ class Run:
         """Of the history."""
         return self._writer.folder
 
+    @property
+    def broke_off(self) -> bool:
+        """Whether nothing more is written, which was told."""
+        return self._writer.broke_off
+
     def register(self, series: Series) -> None:
         """Take one more series."""
         self.judge.register(series)

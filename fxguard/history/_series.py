@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fxguard.graph.tables import MOVES, SELECTS
-
 __all__ = ["BUFFER", "ROWS", "ROW_SIZE", "SUMMED", "Kind", "Row", "Series"]
 
 # Details of series.
@@ -67,15 +65,6 @@ class Series:
     def is_gradient(self) -> bool:
         """Whether it is the norm of a weight's gradient, and not what else is known of that."""
         return self.kind == "gradient" and not self.detail
-
-    @property
-    def selects(self) -> bool:
-        """Whether it is of an operation that hands on elements of what it reads, and makes none.
-
-        Which one runs may depend on the form in which a graph was captured.
-        """
-        kind = self.what.rpartition(" ")[2]
-        return self.kind == "operation" and (kind in SELECTS or kind in MOVES)
 
     @property
     def where(self) -> str:

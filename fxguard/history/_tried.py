@@ -14,7 +14,7 @@ __all__ = ["with_trial"]
 
 NOT_TRIED = "not tried: {}"
 NOT_WRITTEN = ("gradient", "operation", "unknown")  # causes with which no weight is written
-NO_JUMP = "not tried: the loss has not jumped far enough"
+NO_JUMP = "not tried: the loss had not jumped by then"
 
 
 def with_trial(event: Event, trial: Trial | None, series: Sequence[Series]) -> Event:

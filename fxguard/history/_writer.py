@@ -38,6 +38,9 @@ class Writer:
         folder: where to write; made if it is not there. A folder that holds a history is added to.
         rank: of this process.
         about: the run, as plain data: it is kept in ``meta.json``.
+
+    Attributes:
+        broke_off: whether nothing more is written, since the disk is full or the folder gone.
     """
 
     def __init__(self, folder: str | Path, *, rank: int = 0, about: Mapping[str, Any]) -> None:
@@ -51,6 +54,7 @@ class Writer:
         self._rows = 0  # of this run
         self._next = 0
         self._is_over = False
+        self.broke_off = False
         self._forgiving(self._begin, about)
         _writers.add(self)
 
@@ -93,6 +97,7 @@ class Writer:
                 act(*args)
             except theirs() as error:  # a full disk, a folder that is gone, pyarrow's own
                 self._end_here()
+                self.broke_off = True
                 warn_user(f"the history in {self.folder} ends here: {error}")
 
     def _end_here(self) -> None:

@@ -55,6 +55,8 @@ def load_history(folder: str | Path) -> History:
 
 
 def _load(folder: Path) -> History:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: it is no folder")
     found, _ = listed(folder)
     metas = [read_meta(path) for path in metas_of(folder)]
     if not found and not any(meta.runs for meta in metas):

@@ -137,8 +137,9 @@ class Histories(Listener):
 
     @property
     def folder(self) -> Path | None:
-        """Of the history; None before the first step has ended."""
-        return None if self._stage.run is None else self._stage.run.folder
+        """Of the history; None before the first step has ended, and if it has broken off."""
+        run = self._stage.run
+        return None if run is None or run.broke_off else run.folder
 
     def _register(self, series: Series) -> None:
         self._series.append(series)

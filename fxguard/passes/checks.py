@@ -110,6 +110,16 @@ def _with_statistics(codegen: PyTreeCodeGen) -> PyTreeCodeGen:
     return PyTreeCodeGen(info._replace(out_spec=pair))
 
 
+def _waited(node: Node) -> Node:
+    """What waits for what a collective of a graph brings: until then its numbers are others."""
+    if not operations.is_collective(node.target):
+        return node
+    parts = (each for each in node.users if operations.name_of(each.target) == "getitem")
+    users = [*node.users, *itertools.chain.from_iterable(part.users for part in parts)]
+    waits = [each for each in users if operations.name_of(each.target) == "wait_tensor"]
+    return max(waits, default=node)
+
+
 class _Checked:
     """A graph that receives checks, and with it the bodies of higher-order operations.
 
@@ -206,7 +216,7 @@ class _Checked:
 
     def measure(self, check: Check) -> Node:
         """Insert one check."""
-        anchor, node = self.copies[check.after], self.copies[check.node]
+        anchor, node = _waited(self.copies[check.after]), self.copies[check.node]
         source = node
         for index in check.path:
             node = self.put(anchor, operator.getitem, node, index)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
 from fxguard.batch.autograd_nodes import function_of, metadata_of
@@ -36,6 +37,7 @@ LONG = f"more than {MOST} graphs and operations led to the loss"
 WRITTEN = "a graph writes what was computed before it"
 FUNCTION = "{}, an autograd function of the script, made a part of the loss"
 UNSEEN = "{} is made outside the model: only fxguard.watch and fxguard run see it run"
+OF_TORCH = "{}, an autograd function of torch, made a part of the loss"
 WITHOUT = "the model computes a part of it without gradients"
 DRAWN = "a compiler draws the random numbers of a graph"
 
@@ -122,7 +124,8 @@ class Lineage:
                 part = self._part(id(tape), value.number, lambda: _Operations(tape, value))
                 return _Output(part, 0)
         function = function_of(node)
-        reason = UNSEEN if function is None else FUNCTION
+        reason = OF_TORCH if isinstance(node, BackwardCFunction) else UNSEEN
+        reason = reason if function is None else FUNCTION
         raise NotJudged(reason.format(class_name(function or type(node))))
 
     def _part(self, one: int, other: int, make: Callable[[], _Part]) -> _Part:

@@ -548,3 +548,33 @@ def test_a_model_that_is_called_in_transforms(tmp_path: Path, of_each: bool) -> 
     history = fxguard.load_history(tmp_path)
     assert history.steps == range(20)
     assert "operation 0 linear" in history.series
+
+
+class InParts(nn.Module):
+    """Two graphs, with operations of one name on one line in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.scale = 1.0
+
+    @torch.compiler.disable
+    def apart(self, x: Tensor) -> Tensor:
+        return torch.empty_like(x).copy_(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(self.apart(torch.relu(self.first(x)))) * self.scale)
+
+
+def test_operations_of_one_line_in_two_graphs(tmp_path: Path) -> None:
+    """Each has a series; what nobody has written yet has none."""
+    torch.manual_seed(0)
+    model = InParts()
+    fxguard.instrument(model, history=tmp_path)
+    for _ in range(20):  # without an optimizer, calls are steps after a while
+        model(torch.randn(6, 4)).sum().backward()
+    fxguard.remove(model)
+    names = [name for name in fxguard.load_history(tmp_path).series if name.startswith("operation")]
+    (first,) = [name for name in names if " relu " in name and "#" not in name]
+    assert names.index(f"{first} #2") > names.index(first) + 1
+    assert not any("empty_like" in name for name in names)

@@ -159,6 +159,11 @@ def event(cause: str, step: int = 80, what: str = "input x", lead: int = 0) -> E
             {0: [event("gradient", 79)], 2: [event("data")]},
             ["gradient on rank 0", "data on rank 2"],
         ),
+        ({0: [event("operation")], 1: [event("data", what="x")]}, ["data on rank 1"]),
+        (
+            {0: [event("operation")], 1: [event("operation", what="x")]},
+            ["operation on rank 0", "operation on rank 1"],
+        ),
         ({0: [event("data"), event("unknown")]}, ["data on rank 0", "unknown on rank 0"]),
         ({0: [event("step")], 1: [event("gradient")]}, ["step on rank 0", "gradient on rank 1"]),
         (

@@ -164,6 +164,8 @@ def test_a_climb_is_shown_from_far_before(tmp_path: Path) -> None:
     [
         (["nowhere"], "no such file: nowhere"),
         (["."], "holds no history of fxguard"),
+        (["FILE"], "it is no folder"),
+        (["JUMP", "FILE"], "it is no folder"),
         (["JUMP", "--tolerance", "0.1"], "--tolerance is for two histories"),
         (["JUMP", "--open"], "--html FILE.html says where"),
         (["JUMP", "JUMP", "--html", "x.html"], "--html shows one history"),
@@ -181,6 +183,7 @@ def test_wrong_use(
 ) -> None:
     """One line, and status 2."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").touch()
     assert status("history", *(str(jump) if word == "JUMP" else word for word in words)) == 2
     said = capsys.readouterr().err
     assert problem in said

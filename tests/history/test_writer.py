@@ -420,6 +420,7 @@ def test_a_folder_that_is_gone_ends_the_history_alone(
         writer.add(row(step))
         writer.flush()
     writer.close()
+    assert writer.broke_off
     assert [file for file in folder.glob("*") if file.suffix == ".parquet"] == []
 
 

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, symbolic_trace
+from torch.fx import Graph, GraphModule, symbolic_trace
 
 from fxguard.measure import eager
 from fxguard.measure.ways import EAGER, TRACEABLE, WAYS
 from fxguard.passes.checks import PROVENANCE, insert_checks, with_checks
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.reader import make_plan
+
+FUNCTIONAL = torch.ops._c10d_functional
 
 
 class Tuple(nn.Module):
@@ -93,3 +95,24 @@ def test_a_graph_without_marks_computes_the_same() -> None:
     bare = without_marks(graph)
     assert bare is not graph
     assert all(map(torch.equal, bare(X, Y), graph(X, Y)))
+
+
+@pytest.mark.parametrize("way", {"traceable": TRACEABLE, **WAYS}.values(), ids=lambda way: way.name)
+def test_what_a_collective_brings_is_measured_behind_its_wait(way: Any) -> None:
+    """Until then, other ranks may not have written it: the number would be another time's."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    x.meta["example_value"] = torch.ones(4)
+    made = graph.call_function(FUNCTIONAL.all_reduce, (x, "sum", "0"))
+    waited = graph.call_function(FUNCTIONAL.wait_tensor, (made,))
+    doubled = graph.call_function(torch.mul, (waited, 2))
+    for node in (made, waited, doubled):
+        node.meta["example_value"] = torch.ones(4)
+    graph.output((doubled,))
+    module = GraphModule(nn.Module(), graph)
+    plan = make_plan(module)
+    (check,) = [each for each in plan.checks if each.after == made.name]
+    order = list(with_checks(module, plan, way).graph.nodes)
+    measured = next(node for node in order if node.meta.get(PROVENANCE) == check)
+    wait = next(node for node in order if node.target is FUNCTIONAL.wait_tensor)
+    assert measured > wait
