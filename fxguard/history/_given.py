@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from fxguard.history._series import BUFFER, Series
 
 __all__ = ["compares", "given", "kept_beside"]
 
+MOST = 3  # targets that are named
 SUMS = ("amax", "max", "mean", "norm", "sum")  # their largest magnitude tells more than elements'
 LOSSES = ("loss", "entropy", "nll")  # in names of operations that compare outputs with targets
 
@@ -29,7 +31,7 @@ def given(series: list[Series], table: Tensor, first: Series) -> list[Series]:
     """
     inputs = next(([one] for one in series if one.kind == "input"), [])
     if first.kind == "loss" or (first.kind == "operation" and compares(series, first)):
-        targets = list(_targets(series, table, first))
+        targets = [*islice(_targets(series, table, first), MOST)]
         return [*targets, *inputs] if targets else []
     if first.kind == "operation" and _reads_inputs_alone(series, first):
         return [] if kept_beside(series, table, first) else inputs

@@ -68,7 +68,7 @@ class ReadByLoss:
                     name = self._name(event, which, label)
                     note_data(self._step, "target", name, tensor, line)
             elif takes_numbers and (type(x) is float or type(x) is int):
-                self._note_number(event, line, which, x)
+                self._note_number(event, line, which, float(x))
 
     def _name(self, event: Brief | UncapturedOperation, which: int, label: str) -> str:
         asked = event.kind, event.place, which, label
@@ -106,22 +106,14 @@ def _operands(event: Brief | UncapturedOperation) -> Iterator[tuple[str, object]
         yield from ((label.removeprefix(OPERAND).rstrip("]"), key) for label, key in event.inputs)
 
 
-def _is_method(event: Brief | UncapturedOperation) -> bool | None:
-    """Whether what ran is a method of a tensor, and no function; None if nobody knows."""
-    method = getattr(Tensor, event.kind, None)
-    if method is None:
-        return False
-    if isinstance(event, Brief):
-        return event.func is method or hasattr(event.func, "__objclass__")
-    return None
-
-
 def _name(event: Brief | UncapturedOperation, label: str) -> str:
     """What a script calls an operand; "" if that is not certain."""
     if not label.isdigit():
         return f"{label} of {event.kind}"
-    if event.place is None:
+    if event.place is None or not isinstance(event, Brief):  # labels of others count some alone
         return ""
+    method = getattr(Tensor, event.kind, None)
+    is_method = event.func is method or hasattr(event.func, "__objclass__")
     code = statement_at(source_at(event.place))
-    text = argument_text(code, event.kind, int(label), is_method=_is_method(event))
+    text = argument_text(code, event.kind, int(label), is_method=is_method)
     return text if len(text) <= LONG else ""
