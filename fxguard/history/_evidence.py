@@ -17,6 +17,7 @@ from fxguard.history._watch import TINY
 from fxguard.report.in_words import times
 
 __all__ = [
+    "LOSS",
     "beside",
     "besides",
     "furthest",
@@ -27,6 +28,7 @@ __all__ = [
     "other_writes",
 ]
 
+LOSS = "the loss "  # how sentences of it begin
 NEARLY = 2.0  # deviations
 MOST_STEPS = 3  # that are named
 MOST_NAMED = 4  # weights
@@ -124,4 +126,4 @@ def besides(kept: list[Series]) -> list[str]:
 def of_loss(steps: list[int], table: Tensor, moved: int, loss: int) -> str:
     """How far a loss has moved in a line."""
     before, now = float(table[max(0, moved - 1), loss]), float(table[moved, loss])
-    return f"the loss goes from {before:.3g} to {now:.3g} in step {steps[moved]}"
+    return f"{LOSS}goes from {before:.3g} to {now:.3g} in step {steps[moved]}"

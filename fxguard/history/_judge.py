@@ -10,6 +10,7 @@ from torch import Tensor
 from fxguard.history._bands import distances, in_octaves
 from fxguard.history._causes import explained, growth, jump_of_growth
 from fxguard.history._climbs import Climb, Climbs, begins
+from fxguard.history._evidence import LOSS, of_loss
 from fxguard.history._first import Exit, first_exit
 from fxguard.history._gradients import Gradients
 from fxguard.history._out_of_band import raised
@@ -43,6 +44,7 @@ class _Stage:
         calm: steps since something was out of its band.
         jumped: the last step in which something was.
         event: the step of an event that has not ended.
+        is_awaited: whether its loss has not moved yet.
         ended: the last step of the event before.
     """
 
@@ -58,6 +60,7 @@ class _Stage:
         self.calm = 0
         self.jumped = -STAYS - 1
         self.event: int | None = None
+        self.is_awaited = False
         self.ended = -1
 
     def take(self, place: int, series: Series) -> None:
@@ -86,6 +89,7 @@ class Judge:
         self._stage = _Stage()
         self._earlier: list[_Stage] = []  # that lasted, and may come back
         self._losses = set[int]()  # positions of those that were measured
+        self.moved: str | None = None  # the loss, in the last step, behind an event: how far
 
     def register(self, series: Series) -> int:
         """Take a series, at any time; return its position in the rows from then on."""
@@ -100,8 +104,8 @@ class Judge:
 
     @property
     def has_event(self) -> bool:
-        """Whether an event goes on."""
-        return self._stage.event is not None
+        """Whether an event goes on that does not wait for its loss to move."""
+        return self._stage.event is not None and not self._stage.is_awaited
 
     def seen(self, row: Row, is_data: IsData = not_known) -> list[Event]:
         """Take the numbers of one step; return the events that it shows.
@@ -123,8 +127,13 @@ class Judge:
         if stage.climbs.told is None:
             stage.grows = None
         grown = [self._growth(climb)] if climb else []
-        jumped = self._jumped(row)
+        jumped, loss = self._jumped(row)
+        self.moved = None
         if stage.event is not None:
+            if stage.is_awaited and loss is not None:
+                stage.is_awaited = False
+                steps, table = stage.rows.last(2, len(self._series))
+                self.moved = of_loss(steps, table, len(steps) - 1, loss)
             stage.calm = 0 if jumped else stage.calm + 1
             if stage.calm >= SETTLED:
                 stage.ended, stage.event = row.step, None
@@ -136,6 +145,7 @@ class Judge:
             event = self._stays_up(is_data)
         if event is not None:
             stage.calm, stage.event = 0, row.step
+            stage.is_awaited = not any(x.startswith(LOSS) for x in event.evidence)
             grown.append(event)
         return grown
 
@@ -162,12 +172,13 @@ class Judge:
         for place in range(self._stage.known, len(self._series)):
             self._stage.take(place, self._series[place])
 
-    def _jumped(self, row: Row) -> bool:
-        """Whether a loss or a gradient is above its band."""
-        high, found = row.high, False
+    def _jumped(self, row: Row) -> tuple[bool, int | None]:
+        """Whether a loss or a gradient is above its band, and the position of that loss."""
+        high, found = row.high, None
         for place, watch in self._stage.losses.items():
-            found |= place < len(high) and watch.jumps(high[place])
-        return self._stage.gradients.jump(high, self._stage.rows) or found
+            if place < len(high) and watch.jumps(high[place]):
+                found = place
+        return self._stage.gradients.jump(high, self._stage.rows) or found is not None, found
 
     def _is_calm(self, step: int) -> bool:
         """Whether no event goes on, and what is usual was learned after the last one."""

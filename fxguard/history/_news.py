@@ -43,6 +43,12 @@ class News:
         else:
             self._tell(waiting)
 
+    def moved(self, event: Event, sentence: str) -> None:
+        """Tell that the loss has moved behind an event that was told; one of several is silent."""
+        if self.count == 1:
+            lines = (event.headline, f"  {sentence}", *(f"  {line}" for line in event.tried))
+            terminal.write("\n".join(f"fxguard: {line}" for line in lines), sys.stderr)
+
     def close(self) -> None:
         """Tell what waits: no step follows."""
         waiting, self._waiting = self._waiting, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fxguard.history._judge import Judge, not_known
@@ -44,6 +45,7 @@ class Run:
         self._news = News(self._writer.folder, *rank)
         for each in series:
             self._writer.register(each)
+        self._told: Event | None = None  # the last one
         rows = last_rows(self._writer.folder, self._rank, series, self.number)
         self.judge: Judge = judged(series, rows)
         self._beginning = Beginning(series, rows) if rows else None
@@ -79,6 +81,18 @@ class Run:
         for event in events:
             self._writer.event(event)
         self._news.tell(events)
+        if events:
+            self._told = events[-1]
+        elif self._told is not None and self.judge.moved is not None:
+            self._loss_moved(self._told, self.judge.moved, trial)
+
+    def _loss_moved(self, event: Event, sentence: str, trial: Trial | None) -> None:
+        """Write an event again, of which the loss has moved later."""
+        lead = self.number - 1 - event.step
+        event = replace(event, lead=lead, evidence=(*event.evidence, sentence))
+        event = replace(event, tried=with_trial(event, trial, self._series).tried)
+        self._writer.event(event)
+        self._news.moved(event, sentence)
 
     def close(self) -> None:
         """End the files, and tell what waits."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 from fxguard.history._first import Exit
 from fxguard.history._judge import Judge
+from fxguard.history._run import Run
 from fxguard.history._said import said
 from fxguard.history._series import Kind, Row, Series
+from fxguard.history.history import load_history
 from fxguard.report.event import Event
+from support.needs import needs
 
 NAN = math.nan
 
@@ -888,3 +892,28 @@ def test_a_learning_rate_that_grows_quickly_is_to_blame_for_gradients(
     (event,) = events_of(rows())
     assert event.what == what
     assert event.cause == ("step" if rate == 1.05 else "gradient")
+
+
+def test_a_loss_that_moves_behind_its_event_is_told_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs("pyarrow")
+    noise = random.Random(0)
+    series = [
+        Series(f"{kind} {what} {detail}", kind, what, order=place, detail=detail)
+        for place, (kind, what, detail) in enumerate(SERIES)
+    ]
+    run = Run(tmp_path, (0, 1), {}, series, lambda event: event)
+    for step in range(140):
+        row = usual(noise)
+        if step == 120:
+            row[9] *= 50
+        if step >= 123:
+            row[6], row[7] = row[6] * 9, row[7] * 9
+        run.add(Row(step, row, row), None)
+    run.close()
+    (event,) = load_history(tmp_path).events
+    assert (event.step, event.cause, event.what, event.lead) == (120, "gradient", "body.weight", 3)
+    assert event.evidence[-1].startswith("the loss goes from 2.")
+    told = [line for line in capsys.readouterr().err.splitlines() if "step 120: " in line]
+    assert [line.endswith("the loss moved 3 steps later") for line in told] == [False, True]
