@@ -12,6 +12,7 @@ from torch import Tensor
 from fxguard.history._norms import Number
 from fxguard.history._series import Kind, Row, Series
 from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.traceable import NOTES
 
 __all__ = ["ORDER", "OpenStep", "as_range"]
 
@@ -123,6 +124,25 @@ class OpenStep:
             self._low[series] = low  # also NaN, which stays
         if high > known:
             self._high[series] = high
+
+    def note_ranges(
+        self, rows: Sequence[tuple[int, int]], numbers: Sequence[Sequence[float]]
+    ) -> None:
+        """Add the smallest and largest magnitude of each of some values, but for those with a note.
+
+        Args:
+            rows: of each value, its place among the numbers, and the position of its series.
+            numbers: pairs.
+        """
+        lows, highs = self._low, self._high
+        for at, series in rows:
+            low, high = numbers[at]
+            if high in NOTES:
+                continue
+            if low == low and high == high and highs[series] != highs[series]:  # mostly
+                lows[series], highs[series] = low, high
+            else:
+                self.note(series, low, high)
 
     def later(self, series: int, number: Tensor, divisor: Tensor | None = None) -> None:
         """Add a number that stays on its device until the step ends.

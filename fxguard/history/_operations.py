@@ -14,7 +14,6 @@ from fxguard.history._captured import Captured
 from fxguard.history._open_step import OpenStep
 from fxguard.history._places import MOST, detail_of
 from fxguard.history._read_by_loss import ReadByLoss
-from fxguard.measure.traceable import NOTES
 from fxguard.plan.plan import Plan, Step
 from fxguard.records import title_of
 from fxguard.source.lines import Place
@@ -104,7 +103,7 @@ class Operations:
                     if made.is_between_graphs and made.value < len(between):
                         dtype = batch.values[made.value].dtype
                         series = self._series(*key, min(seen[key], MOST), 1, dtype)
-                        self._note(series, *between[made.value])
+                        self.step.note_ranges([(made.value, series)], between)
 
     def _keys_of(self, run: GraphRun) -> Counter[_Operation]:
         """How many operations of each line and kind a graph has."""
@@ -121,9 +120,7 @@ class Operations:
         if plan is not run.plan:
             rows = list(self._rows_of(run, number, before))
             self._rows[key] = run.plan, rows
-        numbers = run.statistics.tolist()
-        for slot, series in rows:
-            self._note(series, *numbers[slot])
+        self.step.note_ranges(rows, run.statistics.tolist())
 
     def _rows_of(self, run: GraphRun, number: int, before: _Before) -> Iterator[tuple[int, int]]:
         seen = Counter(dict(before))
@@ -148,10 +145,6 @@ class Operations:
             dtype=dtype,
             is_of_loss=self._is_of_loss,
         )
-
-    def _note(self, series: int, low: float, high: float) -> None:
-        if high not in NOTES:
-            self.step.note(series, low, high)
 
 
 def _operation(run: GraphRun, step: Step) -> _Operation:

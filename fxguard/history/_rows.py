@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 import torch
@@ -18,7 +19,7 @@ class Rows:
     """A ring of the last rows: a line for each step, a column for each series."""
 
     def __init__(self) -> None:
-        self._table = _unknown(64)
+        self._numbers, self._table = _unknown(64)
         self._steps = [0] * KEPT
         self._count = 0
         self._widest = 0
@@ -27,15 +28,14 @@ class Rows:
         """Take a row."""
         width = len(row.high)
         if width > self._table.shape[1]:
-            wider = _unknown(2 * width)
-            wider[:, : self._table.shape[1]] = self._table
-            self._table = wider
+            before, (self._numbers, self._table) = self._table, _unknown(2 * width)
+            self._table[:, : before.shape[1]] = before
         place = self._count % KEPT
-        line = self._table[place]
         if width < self._widest:
-            line[width:] = torch.nan
+            self._table[place, width:] = torch.nan
         self._widest = max(self._widest, width)
-        line[:width] = torch.frombuffer(array("d", row.high), dtype=torch.float64)
+        begin = place * self._table.shape[1]
+        self._numbers[begin : begin + width] = array("d", row.high)  # no operation of torch
         self._steps[place] = row.step
         self._count += 1
 
@@ -56,5 +56,7 @@ class Rows:
         return [self._steps[place] for place in places], self._table[places, :series]
 
 
-def _unknown(width: int) -> Tensor:
-    return torch.full((KEPT, width), torch.nan, dtype=torch.float64, device="cpu")
+def _unknown(width: int) -> tuple[array[float], Tensor]:
+    """Numbers, and a table that has their memory."""
+    numbers = array("d", [math.nan]) * (KEPT * width)
+    return numbers, torch.frombuffer(numbers, dtype=torch.float64).view(KEPT, width)

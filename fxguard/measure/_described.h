@@ -103,14 +103,18 @@ static Described described_numbers(const Sample *sample) {
 static Described described_integers(Sample *sample) {
     double sum = 0;
     ptrdiff_t some = 0, distinct = 0;
-    memset(sample->slots, 0, sizeof sample->slots);
+    int bits = 6;
+    while (((ptrdiff_t)1 << bits) < 4 * sample->count)
+        bits++;
+    const size_t last = ((size_t)1 << bits) - 1;
+    memset(sample->slots, 0, (last + 1) * sizeof sample->slots[0]);
     for (ptrdiff_t i = 0; i < sample->count; i++) {
         const int64_t number = sample->integers[i];
         sum += (double)number;
         some += number != 0;
-        size_t slot = (size_t)((uint64_t)number * 0x9e3779b97f4a7c15u >> 49); /* of 2**15 */
+        size_t slot = (size_t)((uint64_t)number * 0x9e3779b97f4a7c15u >> (64 - bits));
         while (sample->slots[slot] != 0 && sample->integers[sample->slots[slot] - 1] != number)
-            slot = (slot + 1) % SLOTS;
+            slot = (slot + 1) & last;
         if (sample->slots[slot] == 0) {
             sample->slots[slot] = (uint16_t)(i + 1);
             distinct++;
