@@ -115,7 +115,7 @@ def explained(
     elif known.detail == SUMMED:
         what = f"all that {known.what.removesuffix(OF_STEP)} steps"
     elif cause == "gradient" and (share := _share(series, left)) > 0.5:
-        what = "all gradients"
+        what = "all weights"
         evidence.append(f"so do those of {percent(share)} of the weights")
     elif cause == "gradient":
         if alike := _alike(series, left)[1:]:

@@ -100,8 +100,8 @@ class Beginning:
             return event
         count = len(self._others)
         text = (
-            f"the run was resumed in step {event.step}, and {count} of {self._of} weights are not "
-            f"what the run before has ended with: {names_text(self._others, MOST)}"
+            f"the run was resumed in step {event.step}, and the norms of {count} of {self._of} "
+            f"weights are not what the run before has ended with: {names_text(self._others, MOST)}"
         )
         return replace(event, evidence=(text, *event.evidence[1:]))
 

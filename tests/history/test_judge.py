@@ -798,7 +798,7 @@ def test_what_sinks_step_by_step_is_no_cause() -> None:
     (event,) = sinking(1)
     assert (event.step, event.what) == (140, "body relu")
     (event,) = sinking(12)
-    assert (event.step, event.what) == (140, "all gradients")
+    assert (event.step, event.what) == (140, "all weights")
 
 
 def spiking(factor: float) -> list[Event]:

@@ -113,8 +113,8 @@ def test_a_weight_that_was_not_restored(tmp_path: Path) -> None:
     (event,) = two_runs(tmp_path, leaves_out("outer.weight", "outer.bias")).events
     assert (event.step, event.cause, event.what) == (STEPS, "weights", "outer.weight")
     assert event.evidence[0] == (
-        "the run was resumed in step 120, and 2 of 7 weights are not what the run before has ended "
-        "with: outer.weight, outer.bias"
+        "the run was resumed in step 120, and the norms of 2 of 7 weights are not what the run "
+        "before has ended with: outer.weight, outer.bias"
     )
     assert event.tried[0].startswith("in step 122, the same run once more gives ")
 
