@@ -226,8 +226,8 @@ def test_memory_does_not_grow() -> None:
             second, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    # Of up to so many records, wherever the table is on its way to the next time it forgets: sixteen
-    # times as many were made, of 1.1 kB each.
+    # Of up to so many records, wherever the table is on its way to the next time it forgets.
+    # Sixteen times as many were made, of 1.1 kB each.
     assert second - first < 2000 * 2 * MOST_KNOWN
 
 
