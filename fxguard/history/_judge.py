@@ -89,7 +89,8 @@ class Judge:
         self._stage = _Stage()
         self._earlier: list[_Stage] = []  # that lasted, and may come back
         self._losses = set[int]()  # positions of those that were measured
-        self.moved: str | None = None  # the loss, in the last step, behind an event: how far
+        # The loss, in the last step, behind an event: the step that opened that, and how far.
+        self.moved: tuple[int, str] | None = None
 
     def register(self, series: Series) -> int:
         """Take a series, at any time; return its position in the rows from then on."""
@@ -133,7 +134,7 @@ class Judge:
             if stage.is_awaited and loss is not None:
                 stage.is_awaited = False
                 steps, table = stage.rows.last(2, len(self._series))
-                self.moved = of_loss(steps, table, len(steps) - 1, loss)
+                self.moved = stage.event, of_loss(steps, table, len(steps) - 1, loss)
             stage.calm = 0 if jumped else stage.calm + 1
             if stage.calm >= SETTLED:
                 stage.ended, stage.event = row.step, None

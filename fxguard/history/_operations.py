@@ -84,7 +84,9 @@ class Operations:
                     if which not in before:
                         count_earlier()
                         keys = self._keys_of(event)
-                        before[which] = tuple((x, seen[x]) for x in keys if x in seen)
+                        before[which] = (
+                            tuple((x, seen[x]) for x in keys if x in seen) if seen else ()
+                        )
                         earlier.append(keys)
                     self._add_run(event, min(runs[which], MOST), before[which])
             elif isinstance(event, Brief) or (

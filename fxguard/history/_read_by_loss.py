@@ -37,7 +37,6 @@ class ReadByLoss:
         self._step = step
         # By operation, its place, which one of these it is, and the label of what it reads.
         self._names: dict[tuple[str, Place | None, int, str], str] = {}
-        self._numbers: dict[tuple[str, Place | None, int], int] = {}  # positions of series
         self._noted: dict[int, weakref.ref[Tensor]] = {}  # of the last batch, by value
 
     def begins(self) -> None:
@@ -68,7 +67,11 @@ class ReadByLoss:
                     name = self._name(event, which, label)
                     note_data(self._step, "target", name, tensor, line)
             elif takes_numbers and (type(x) is float or type(x) is int):
-                self._note_number(event, line, which, float(x))
+                detail = detail_of(which, 1)
+                series = self._step.series(
+                    "number", event.kind, line, detail=detail, is_of_loss=True
+                )
+                self._step.note(series, float(x), float(x))
 
     def _name(self, event: Brief | UncapturedOperation, which: int, label: str) -> str:
         asked = event.kind, event.place, which, label
@@ -78,18 +81,6 @@ class ReadByLoss:
             name = _name(event, label) or f"an operand of {event.kind}{number}"
             self._names[asked] = name
         return name
-
-    def _note_number(
-        self, event: Brief | UncapturedOperation, line: str, which: int, number: float
-    ) -> None:
-        asked = event.kind, event.place, which
-        series = self._numbers.get(asked)
-        if series is None:
-            detail = detail_of(which, 1)
-            series = self._numbers[asked] = self._step.series(
-                "number", event.kind, line, detail=detail, is_of_loss=True
-            )
-        self._step.note(series, number, number)
 
 
 def _is_of_script(value: Value) -> bool:

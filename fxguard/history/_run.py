@@ -45,7 +45,7 @@ class Run:
         self._news = News(self._writer.folder, *rank)
         for each in series:
             self._writer.register(each)
-        self._told: Event | None = None  # the last one
+        self._told: dict[int, Event] = {}  # the last of each step that has shown one
         rows = last_rows(self._writer.folder, self._rank, series, self.number)
         self.judge: Judge = judged(series, rows)
         self._beginning = Beginning(series, rows) if rows else None
@@ -82,9 +82,11 @@ class Run:
             self._writer.event(event)
         self._news.tell(events)
         if events:
-            self._told = events[-1]
-        elif self._told is not None and self.judge.moved is not None:
-            self._loss_moved(self._told, self.judge.moved, trial)
+            self._told[row.step] = events[-1]
+        if self.judge.moved is not None:
+            opened, sentence = self.judge.moved
+            if (told := self._told.get(opened)) is not None:
+                self._loss_moved(told, sentence, trial)
 
     def _loss_moved(self, event: Event, sentence: str, trial: Trial | None) -> None:
         """Write an event again, of which the loss has moved later."""

@@ -917,3 +917,22 @@ def test_a_loss_that_moves_behind_its_event_is_told_with_it(
     assert event.evidence[-1].startswith("the loss goes from 2.")
     told = [line for line in capsys.readouterr().err.splitlines() if "step 120: " in line]
     assert [line.endswith("the loss moved 3 steps later") for line in told] == [False, True]
+
+
+def test_a_climb_that_is_told_in_between_has_no_loss_that_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("pyarrow")
+    run = Run(tmp_path, (0, 1), {}, [], lambda event: event)
+    seen = {1: [Event(1, "gradient", "a.weight")], 2: [Event(2, "growth", "b linear")]}
+
+    def judged_so(row: Row, is_data: object) -> list[Event]:
+        run.judge.moved = (1, "the loss goes from 1 to 9 in step 3") if row.step == 3 else None
+        return seen.get(row.step, [])
+
+    monkeypatch.setattr(run.judge, "seen", judged_so)
+    for step in range(4):
+        run.add(Row(step, [], []), None)
+    run.close()
+    events = load_history(tmp_path).events
+    assert [(event.what, event.lead) for event in events] == [("a.weight", 2), ("b linear", 0)]

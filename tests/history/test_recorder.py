@@ -525,7 +525,6 @@ def test_a_model_that_is_called_in_transforms(tmp_path: Path, of_each: bool) -> 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).eval()
     weights = {name: x.detach() for name, x in model.named_parameters()}
-    found = list[Tensor]()
 
     def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         made: Tensor = torch.func.functional_call(model, weights, (x,))
