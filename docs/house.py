@@ -33,7 +33,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("advice", "verdict", "install", "steps", "guard", "script")),
     *((name,) for name in ("in_dtype", "budget")),  # what several tools stand on
     # Tools, side by side.
-    ("comparison", "forecasting", "history", "patch", "reproduce", "tracing", "underflow", "why"),
+    (
+        "comparison",
+        "forecasting",
+        "history",
+        "patch",
+        "quiet",
+        "reproduce",
+        "tracing",
+        "underflow",
+        "why",
+    ),
     ("api",),
     ("debug_utils", "netcheck", "types"),  # names that documents give
     ("__init__",),  # gives out the names of those to its left

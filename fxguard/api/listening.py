@@ -12,6 +12,7 @@ from fxguard.guard.listeners import Listener, Recorded
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
 from fxguard.patch.patches import Patches
+from fxguard.quiet.listener import QuietFaults
 from fxguard.reproduce.kept import Reproducers
 from fxguard.why.reasons import Reasons
 
@@ -36,6 +37,7 @@ def listeners_for(recorder: Recorded) -> Sequence[Listener]:
         from fxguard.history.recorder import Histories
 
         found.append(Histories(recorder))
+    found.append(QuietFaults(recorder))
     return [*found, Reasons(recorder), Reproducers(recorder), Patches(recorder)]
 
 

@@ -11,12 +11,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fxguard.cli._summary import Summary
+from fxguard.report.quiet_fault import QuietFault
 from fxguard.report.strict_json import strict_json
 
 __all__ = ["FOLDER", "OPTIONS", "SWITCH", "Note", "Notes", "is_on"]
@@ -39,6 +40,15 @@ class Note:
     # What to look at: one line for each detection that ends a run.
     detections: list[str] = field(default_factory=list)
     report: dict[str, Any] | None = None  # of the last detection, as JSON holds it
+    quiet_faults: list[QuietFault] = field(default_factory=list)
+
+    def add_faults(self, faults: Iterable[QuietFault]) -> None:
+        """Add quiet faults, each once, whichever process saw it."""
+        known = {(each.kind, each.source or each.what) for each in self.quiet_faults}
+        for fault in faults:
+            if (key := (fault.kind, fault.source or fault.what)) not in known:
+                known.add(key)
+                self.quiet_faults.append(fault)
 
 
 class Notes:
@@ -78,7 +88,12 @@ class Notes:
     def leave(self, note: Note) -> None:
         """Leave the note of this process, in place of an earlier one."""
         summary = note.summary.to_dict()
-        data = {"summary": summary, "detections": note.detections, "report": note.report}
+        data = {
+            "summary": summary,
+            "detections": note.detections,
+            "report": note.report,
+            "quiet_faults": [fault.to_dict() for fault in note.quiet_faults],
+        }
         part = self.folder / f"{os.getpid()}.part"
         with contextlib.suppress(OSError):  # the owner has ended already
             part.write_text(strict_json(data), encoding="utf-8")
@@ -93,6 +108,7 @@ class Notes:
                 found.summary.merge(Summary.from_dict(data["summary"]))
                 found.detections += data["detections"]
                 found.report = data["report"] or found.report
+                found.add_faults(map(QuietFault.from_dict, data["quiet_faults"]))
         return found
 
     def remove(self) -> None:

@@ -42,6 +42,7 @@ def record_of_run(note: Note, status: int) -> dict[str, Any]:
         [note.summary.line()],
         detections=note.detections,
         report=note.report,
+        quiet_faults=[fault.to_dict() for fault in note.quiet_faults],
         checked=note.summary.to_dict(),
     )
 
@@ -58,7 +59,7 @@ def record_of_first_step(found: Sequence[Forecast | ErrorBudget], status: int) -
 
 def _record(status: int, verdict: list[str], **found: Any) -> dict[str, Any]:
     nothing: dict[str, Any] = {"detections": [], "report": None, "checked": None}
-    nothing |= {"forecasts": [], "error_budgets": []}
+    nothing |= {"quiet_faults": [], "forecasts": [], "error_budgets": []}
     return recorded("run", {"status": int(status), "verdict": verdict, **nothing, **found})
 
 

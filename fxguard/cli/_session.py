@@ -112,16 +112,22 @@ class Session:
         summary.beside = self.outermost.beside
         summary.unchecked += Counter({"operations of the script": self.outermost.unseen})
         report = None if self._last_report is None else self._last_report.to_dict()
-        return Note(summary, list(self._past.detections), report)
+        note = Note(summary, list(self._past.detections), report, list(self._past.quiet_faults))
+        for guard in self.outermost.guards:
+            note.add_faults(guard.quiet_faults)
+        return note
 
     def close(self) -> Note:
         """What this process and all others have checked and found."""
+        for guard in self.outermost.guards:
+            guard.tools_end()
         found = self.note()
         if self.notes.is_owner:
             others = self.notes.read()
             found.summary.merge(others.summary)
             found.detections += others.detections
             found.report = found.report or others.report
+            found.add_faults(others.quiet_faults)
             self.notes.remove()
         return found
 
@@ -185,6 +191,8 @@ class Session:
 
     def _dropped(self, guard: GuardedModel) -> None:
         self._past.summary.merge(self._summary_of(guard))
+        guard.tools_end()
+        self._past.add_faults(guard.quiet_faults)
 
     def _refused(self, name: str, reason: str) -> None:
         self._past.summary.unchecked[f"{name} ({reason})"] += 1

@@ -18,6 +18,7 @@ from fxguard.install.names import Names
 from fxguard.options import Options
 from fxguard.plan.plan import Plan
 from fxguard.records import Frame
+from fxguard.report.quiet_fault import QuietFault
 from fxguard.report.report import Report
 from fxguard.report.self_test import SelfTest
 
@@ -109,6 +110,15 @@ class Guard:
         made 0, and operations that underflow in a traced batch.
         """
         return list(self._recorder.notes.values())
+
+    @property
+    def quiet_faults(self) -> list[QuietFault]:
+        """What is wrong with the training that raises nothing and makes no NaN, each once.
+
+        Some faults can be told at the end of a training only: when the guard is removed.
+        """
+        listeners = self._recorder.listeners
+        return [fault for listener in listeners for fault in listener.quiet_faults]
 
     def frames(self) -> list[Frame]:
         """All frames of the last batch that finished; empty before the first.

@@ -158,6 +158,10 @@ class GuardedModel(Guard):
         self.captures.clear()
         self.stop_listening()
         self.stop_watching_steps()
+        self.tools_end()
+
+    def tools_end(self) -> None:
+        """Let tools say what they can say at the end only."""
         for listener in self.recorder.listeners:
             listener.closes()
 

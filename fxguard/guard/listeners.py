@@ -13,6 +13,7 @@ from typing import Protocol
 from torch.nn import Module
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun
 from fxguard.batch.frames import FrameView
 from fxguard.batch.kept_run import KeptRun
 from fxguard.batch.loss import Loss
@@ -20,12 +21,21 @@ from fxguard.findings import Origin
 from fxguard.guard.detection import Detection
 from fxguard.options import Options
 from fxguard.records import Frame
+from fxguard.report.quiet_fault import QuietFault
 from fxguard.report.report import Report
+from fxguard.steps.known_steps import KnownSteps
 from fxguard.verdict.first_gradient import FirstGradient
 from fxguard.verdict.first_origin import FirstOrigin
 from fxguard.verdict.report_of import Finished
 
-__all__ = ["Listener", "MakeListeners", "Recorded", "hears_of_all", "hears_of_gradients"]
+__all__ = [
+    "Listener",
+    "MakeListeners",
+    "Recorded",
+    "hears_of_all",
+    "hears_of_calls",
+    "hears_of_gradients",
+]
 
 
 class Recorded(Protocol):
@@ -36,6 +46,7 @@ class Recorded(Protocol):
     held_as: str  # the name that a script has for the model; "" for none
     optimizer_step: int | None
     notes: dict[str, Origin]  # findings that did no harm, by their message
+    steps: KnownSteps  # what is known of optimizers' steps while a script is watched
 
     @property
     def model(self) -> Module | None:
@@ -91,8 +102,20 @@ class Listener:
         """The folder of its history; None before, or if it keeps none."""
         return None
 
+    @property
+    def quiet_faults(self) -> Sequence[QuietFault]:
+        """What it has found wrong with the training that raises nothing."""
+        return ()
+
     def begins(self, batch: Batch) -> None:
         """Called when a batch begins; to add a :class:`~fxguard.batch.watchers.BatchWatcher`."""
+
+    def called(self, runs: Sequence[GraphRun]) -> None:
+        """Called when a call of the model has ended, whatever it was.
+
+        Args:
+            runs: of graphs, in their order.
+        """
 
     def read(self, finished: Finished, error: Exception | None) -> Finished:
         """Called when a batch was judged and is still open.
@@ -161,6 +184,11 @@ def hears_of_all(listener: Listener) -> bool:
 def hears_of_gradients(listener: Listener) -> bool:
     """Whether a tool hears of each backward, also of healthy ones."""
     return type(listener).gradients_came is not Listener.gradients_came
+
+
+def hears_of_calls(listener: Listener) -> bool:
+    """Whether a tool hears of each call of the model."""
+    return type(listener).called is not Listener.called
 
 
 MakeListeners = Callable[[Recorded], Sequence[Listener]]

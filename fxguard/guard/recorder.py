@@ -26,7 +26,7 @@ from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Growth, Origin
 from fxguard.forgiving import or_else
 from fxguard.guard.last_frames import LastFrames
-from fxguard.guard.listeners import Listener, MakeListeners, hears_of_gradients
+from fxguard.guard.listeners import Listener, MakeListeners, hears_of_calls, hears_of_gradients
 from fxguard.guard.measured_in_full import MeasuredInFull
 from fxguard.options import Options
 from fxguard.plan.plan import Step
@@ -103,6 +103,7 @@ class Recorder:
         self._last: Finished | BriefBatch | None = None
         self.view = FrameView(model, options.granularity == "op")
         self.listeners = tuple(listeners(self))
+        self._hears_of_calls = [x.called for x in self.listeners if hears_of_calls(x)]
         self.growth = WeightGrowth(model)
         self.judge = self._rules(self.view) if judge is None else judge(options, self.view)
         self.view_of_loss = FrameView(model, phase="loss")  # a loss has no frames of modules
@@ -248,6 +249,8 @@ class Recorder:
             found = Finished(batch) if traced else self._judged(self.judge, batch, error)
             for listener in self.listeners:
                 found = listener.read(found, error)
+            for hear in self._hears_of_calls:
+                hear(batch.runs)
         finally:
             batch.close()
             batch.ended = self.standing.snapshot()
@@ -278,6 +281,8 @@ class Recorder:
             The batch.
         """
         run.held_as = self.held_as
+        for hear in self._hears_of_calls:
+            hear((run,))
         run.close()
         ended = self.standing.snapshot()
         self._last = last = BriefBatch(number, run, returned, caller, ended, self._prepare)

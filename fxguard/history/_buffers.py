@@ -12,9 +12,10 @@ from torch.nn import Module
 
 from fxguard.history._norms import changes
 from fxguard.history._open_step import OpenStep
-from fxguard.history._sample import are_alike, part_here, sample_of
+from fxguard.history._sample import are_alike, sample_of
 from fxguard.history._series import BUFFER
 from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.parts import part_here
 
 __all__ = ["Buffers"]
 

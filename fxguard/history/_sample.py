@@ -9,28 +9,11 @@ import torch
 from torch import Tensor
 
 from fxguard.measure import native
-from fxguard.measure.at_hand import has_memory
-from fxguard.measure.traceable import inside
-from fxguard.torch_names import is_of_func_level
+from fxguard.measure.parts import part_here
 
-__all__ = ["LARGE", "are_alike", "like", "part_here", "parts_here", "sample_of"]
+__all__ = ["LARGE", "are_alike", "like", "parts_here", "sample_of"]
 
 LARGE = 2**16  # elements: of a larger tensor, so many are copied and compared
-PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def part_here(value: Any) -> Tensor | None:
-    """What this process holds of a tensor: a dense one with elements; None if there is none.
-
-    Of a DTensor, that is its shard: nothing waits for other ranks.
-    """
-    if type(value) in PLAIN:
-        if is_of_func_level(value):  # it has no memory of its own
-            return None
-        is_dense = value.layout is torch.strided and not value.is_meta
-        return value if is_dense and value.numel() and has_memory(value) else None
-    parts = inside(value) if isinstance(value, Tensor) else []
-    return part_here(parts[0]) if len(parts) == 1 else None
 
 
 def parts_here(tensors: tuple[Any, ...]) -> Sequence[Tensor | None]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fxguard.history._open_step import OpenStep
-from fxguard.history._sample import part_here
 from fxguard.history._series import SUMMED
 from fxguard.measure.at_hand import version_of
+from fxguard.measure.parts import part_here
 
 __all__ = ["Summed"]
 

@@ -12,11 +12,12 @@ from torch.optim.optimizer import Optimizer
 
 from fxguard.history._norms import Changes, changes, largest, norms
 from fxguard.history._open_step import OpenStep, as_range
-from fxguard.history._sample import LARGE, are_alike, like, part_here, parts_here, sample_of
+from fxguard.history._sample import LARGE, are_alike, like, parts_here, sample_of
 from fxguard.history._summed import Summed
 from fxguard.history._turned import Turned
 from fxguard.measure import native
 from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.parts import part_here
 from fxguard.steps.optimizer_step import settings_of
 
 __all__ = ["WeightsOfOptimizer"]

@@ -19,7 +19,6 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.loss import Loss
 from fxguard.graph.nodes import class_name
 from fxguard.guard.listeners import Listener, Recorded
-from fxguard.history._backwards import hear_of_backwards
 from fxguard.history._buffers import Buffers
 from fxguard.history._data import behind, note_data, note_inputs
 from fxguard.history._judge import Judge
@@ -32,6 +31,7 @@ from fxguard.history._series import Series
 from fxguard.history._stages import Stage
 from fxguard.history._trials import Trials
 from fxguard.history._writer import need_pyarrow
+from fxguard.install.backwards import hear_of_backwards
 from fxguard.measure.func_levels import levels_left
 from fxguard.ranks import agreement
 from fxguard.report.event import Event

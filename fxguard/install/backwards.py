@@ -1,4 +1,4 @@
-"""The tensors that backwards begin with, seen as long as somebody keeps a history."""
+"""The tensors that backwards begin with, for tools that ask for them."""
 
 from __future__ import annotations
 

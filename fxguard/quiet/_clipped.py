@@ -1,0 +1,47 @@
+"""Gradients that are clipped while a GradScaler still scales them."""
+
+from __future__ import annotations
+
+from fxguard.batch.late_writes import LateWrite
+from fxguard.quiet._training import Rule, Step, Training
+from fxguard.source.assigned import statement_at
+from fxguard.source.lines import source_at
+
+__all__ = ["ClippedBeforeUnscaled"]
+
+UNSCALES = "_amp_foreach_non_finite_check_and_unscale_"
+CLIPS = ("clip_grad_norm", "clip_grad_value", "clip_grads_with_norm")
+TWICE = 2
+
+
+class ClippedBeforeUnscaled(Rule):
+    """Finds a call of torch's functions that clip, and behind it that of the scaler."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self._times = 0
+
+    def before(self, step: Step) -> None:
+        writes = self.training.writes()
+        if writes is None or self.training.has("clipped before unscaled"):
+            return
+        weight = next((x for x in step.weights.values() if x.grad is not None), None)
+        found = [] if weight is None else list(writes.of_gradient(weight))
+        scaled = next((i for i, each in enumerate(found) if each.kind in UNSCALES), None)
+        clip = next((each for each in found[:scaled] if _clips(each)), None)
+        if scaled is None or clip is None:
+            return
+        self._times += 1
+        if self._times == TWICE:
+            self.training.found(
+                "clipped before unscaled",
+                "gradients are clipped while the scaler's factor is in them",
+                place=clip.place,
+                evidence=f"the scaler takes its factor away behind that ({found[scaled]})",
+                advice="call scaler.unscale_(optimizer) before the clipping",
+            )
+
+
+def _clips(write: LateWrite) -> bool:
+    code = statement_at(source_at(write.place))
+    return any(name in code for name in CLIPS)

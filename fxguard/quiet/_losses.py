@@ -1,0 +1,219 @@
+"""Faults that the operations of a loss show: broadcast, applied twice, over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from fxguard.batch.loss import Loss
+from fxguard.graph.tables import CASTS, MOVES
+from fxguard.quiet._flow import Leaf, Operation, Value, operations_behind
+from fxguard.quiet._training import Rule, Training
+from fxguard.source.lines import Place
+
+__all__ = ["LossFaults"]
+
+FIRST, EVERY = 3, 500  # losses that are looked at: the first ones, and each 500th
+VIEWS = (MOVES | CASTS | frozenset({"getitem", "select", "narrow"})) - {"detach", "detach_"}
+SQUASHES = frozenset({"sigmoid", "softmax"})
+# What applies a softmax or a sigmoid itself, and which of these must not come before it.
+APPLIES = {
+    "cross_entropy": SQUASHES,
+    "cross_entropy_loss": SQUASHES,
+    "binary_cross_entropy_with_logits": frozenset({"sigmoid"}),
+}
+COMPARES = frozenset({"huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"})
+TAKE_TWO = frozenset({"add", "div", "mul", "rsub", "sub", "true_divide"})
+# What may stand between a difference and its mean over everything.
+ELEMENTWISE = frozenset(
+    [
+        *("abs", "add", "clamp", "clamp_max", "clamp_min", "cosh", "div", "exp", "float"),
+        *("huber_loss", "log", "log1p", "mul", "neg", "pow", "relu", "rsub", "softplus"),
+        *("sqrt", "square", "sub", "sum", "to", "true_divide", "where"),
+    ]
+)
+TURNS = frozenset({"expand", "reshape", "unsqueeze", "view"})
+MOST = 64  # values between a loss and a difference
+WHOLE = frozenset({"mean", "sum", "nanmean", "nansum"})
+OVER_SAMPLES = frozenset({"log_softmax", "normalize", "softmax", "softmin"})
+
+
+class LossFaults(Rule):
+    """Looks at what leads to the first losses."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self._count = 0
+
+    def loss_comes(self, loss: Loss, place: Place | None) -> None:
+        self._count += 1
+        if self._count > FIRST and self._count % EVERY:
+            return
+        operations = list(operations_behind(loss.roots))
+        for operation in operations:
+            self._look_for_two(operation)
+            self._look_for_broadcast(operation)
+        self._look_for_samples(operations)
+
+    def _look_for_two(self, operation: Operation) -> None:
+        wrong = APPLIES.get(operation.kind)
+        if wrong is None:
+            return
+        made = _behind_views(operation.argument(0, "input"))
+        if isinstance(made, Operation) and made.kind in wrong:
+            self.training.found(
+                "applied twice",
+                f"{operation.kind} applies {_own(operation.kind)} to the result of {made.kind}",
+                place=made.place or operation.place,
+                evidence=f"{operation.kind} is at {_at(operation.place)}" if made.place else "",
+                advice=f"take {made.kind} away and give {operation.kind} the logits",
+            )
+
+    def _look_for_broadcast(self, root: Operation) -> None:
+        """A column against a row, and the mean or sum over all pairs."""
+        if root.kind in COMPARES:
+            self._tell_of_pairs(root)
+        if root.kind not in WHOLE or root.argument(1, "dim") is not None:
+            return
+        todo = list(root.values)
+        for value in todo:
+            if isinstance(value, Operation) and value.kind in ELEMENTWISE | COMPARES:
+                if value.kind in TAKE_TWO | COMPARES and self._tell_of_pairs(value):
+                    return
+                if len(todo) < MOST:
+                    todo.extend(value.values)
+
+    def _tell_of_pairs(self, operation: Operation) -> bool:
+        values = list(operation.values)
+        if len(values) < 2:
+            return False
+        for prediction, target in ((values[0], values[1]), (values[1], values[0])):
+            shape = prediction.shape
+            if shape is None or len(shape) != 2 or shape[1] != 1 or shape[0] < 2:
+                continue
+            count = shape[0]
+            if not _is_trained(prediction) or _is_turned(prediction):
+                continue
+            if operation.shape not in (None, (), (count, count)) or not _is_row(target, count):
+                continue
+            self.training.found(
+                "broadcast loss",
+                f"{operation.kind} of [{count}, 1] and [{count}] makes [{count}, {count}]",
+                place=operation.place,
+                evidence="each prediction is compared with every target",
+                advice="give both one shape: squeeze(-1) the prediction, or unsqueeze(-1) the "
+                "target",
+            )
+            return True
+        return False
+
+    def _look_for_samples(self, operations: list[Operation]) -> None:
+        count = _samples(operations)
+        if count is None:
+            return
+        for operation in operations:
+            if operation.kind not in OVER_SAMPLES:
+                continue
+            shape = operation.shape
+            dim = (
+                operation.argument(2, "dim")
+                if operation.kind == "normalize"
+                else (operation.argument(1, "dim"))
+            )
+            if shape is None or type(dim) is not int or len(shape) < 2:
+                continue
+            if dim % len(shape) == 0 and shape[0] == count and count not in shape[1:]:
+                self.training.found(
+                    "mixes samples",
+                    f"{operation.kind} over dimension 0 of {list(shape)}",
+                    place=operation.place,
+                    evidence=f"inputs, outputs and targets have {count} samples there, one target "
+                    "for each",
+                    advice="choose the dimension of classes or features, such as dim=-1",
+                )
+
+
+def _behind_views(value: object) -> object:
+    """What made a value, before it was moved and cast."""
+    while isinstance(value, Operation) and value.kind in VIEWS:
+        value = next(value.values, None)
+    return value
+
+
+def _own(kind: str) -> str:
+    return "a sigmoid" if "binary" in kind else "a log_softmax"
+
+
+def _at(place: Place | None) -> str:
+    return "" if place is None else f"line {place[1]}"
+
+
+def _is_trained(value: Value) -> bool:
+    """Whether gradients reach what made a value."""
+    if isinstance(value, Leaf):
+        return value.tensor.requires_grad
+    if not value.with_grad or value.kind in ("detach", "detach_"):
+        return False
+    return value.inside is not None or any(map(_is_trained, value.values))
+
+
+def _is_turned(value: Value) -> bool:
+    """Whether a column was made of a value on purpose, as for all pairs."""
+    while isinstance(value, Operation) and value.kind in VIEWS | ELEMENTWISE:
+        if value.kind in TURNS or (value.kind == "getitem" and _has_none(value.args[1:])):
+            return True
+        value = next(value.values, Leaf(Tensor()))
+    return False
+
+
+def _has_none(given: object) -> bool:
+    return given is None or (isinstance(given, (tuple, list)) and any(map(_has_none, given)))
+
+
+def _is_row(value: Value, count: int) -> bool:
+    """Whether a value is one number for each sample, and no gradient reaches it."""
+    if isinstance(value, Leaf):
+        return value.shape == (count,) and not value.tensor.requires_grad
+    if value.inside is not None:
+        return False
+    if value.shape is not None:
+        return value.shape == (count,) and not _is_trained(value)
+    if value.kind in ("detach", "detach_") or value.kind in CASTS:
+        return _is_row(next(value.values), count)
+    if value.kind not in ELEMENTWISE or _is_trained(value):
+        return False
+    read = list(value.values)
+    is_flat = all(x.shape is None or len(x.shape) < 2 for x in read)
+    return is_flat and any(_is_row(x, count) for x in read)
+
+
+def _samples(operations: list[Operation]) -> int | None:
+    """How many samples a loss has: the size of dimension 0 of all inputs, outputs and targets."""
+    data = list(_data_of(operations))
+    targets = [
+        x for op in operations if op.inside is None for x in op.values if isinstance(x, Leaf)
+    ]
+    flat = [x for x in targets if not x.tensor.requires_grad and _is_flat(x.shape)]
+    if not flat or not data:
+        return None
+    count = flat[0].shape[0]
+    if any(not shape or shape[0] != count or shape[1:2] == (count,) for shape in data):
+        return None
+    return count if all(x.shape[0] == count for x in flat) else None
+
+
+def _is_flat(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
+
+
+def _data_of(operations: list[Operation]) -> Iterator[tuple[int, ...]]:
+    """The shapes of what graphs of the model were given, and of what they returned."""
+    runs = {id(op.inside): op.inside for op in operations if op.inside is not None}
+    for run in runs.values():
+        args = run.arguments() or ()
+        for position, _ in run.event.plan.inputs:
+            x = args[position] if position < len(args) else None
+            if isinstance(x, Tensor) and not isinstance(x, Parameter):
+                yield tuple(x.shape)

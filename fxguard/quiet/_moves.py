@@ -1,0 +1,265 @@
+"""Weights that ask for gradients and never move."""
+
+from __future__ import annotations
+
+import functools
+import re
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim.optimizer import Optimizer
+
+from fxguard.batch.loss import Loss
+from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.parts import part_here
+from fxguard.quiet._readers import Readers
+from fxguard.quiet._training import MANY, Rule, Step, Training
+from fxguard.report.quiet_fault import FaultKind
+from fxguard.source.lines import Place, source_of_method
+from fxguard.source.own_classes import is_of_script
+
+__all__ = ["NeverMoves"]
+
+KIND: FaultKind = "never moves"
+FEW = MANY // 2  # steps, after which most weights have moved
+SEEN = 5  # steps in which a gradient was 0 throughout
+NAMED = 2  # weights
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(slots=True, eq=False)
+class _Still:
+    """A weight that has not moved so far."""
+
+    name: str
+    weight: weakref.ref[Tensor]
+    first: int  # its bits, added up
+    dim: int
+    is_held: bool = False  # by an optimizer that made a step
+    has_gradient: bool = False
+    has_other: bool = False  # than 0
+    zeros: int = 0  # steps in which its gradient was 0 throughout
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """What is wrong with some weights of one module."""
+
+    what: str
+    advice: str
+    more: str = ""  # evidence
+    place: Place | None = None
+
+
+class NeverMoves(Rule):
+    """Compares each weight with what it was before the first step.
+
+    Weights are read in step 10, 20, 40, 80, …; those that have moved are not looked at any more.
+    What these steps show is told at the end, when the model may be gone.
+    """
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self._still: list[_Still] | None = None  # None before the first step
+        self._all: list[str] = []  # names of the weights that ask for gradients
+        self._next = FEW
+        self._pending: list[Callable[[], None]] = []
+        self._readers = Readers()
+        self._came = False  # gradients, since the last step of any optimizer
+        self._strangers = 0  # steps of optimizers that hold nothing with a gradient
+        self._stranger = ""
+        self._orphans: set[int] = set()  # dimensions of weights that are no longer the model's
+
+    def gradients_came(self) -> None:
+        self._came = True
+
+    def loss_comes(self, loss: Loss, place: Place | None) -> None:
+        if self._still and self._next > FEW:
+            self._readers.note(loss)
+
+    def before(self, step: Step) -> None:
+        self._came = False
+        if not step.is_learning:
+            return
+        if self._still is None:
+            self._still = list(_weights_of(self.training.model()))
+            self._all = [each.name for each in self._still]
+        if step.number == MANY:
+            self._orphans |= _orphans_in(step.optimizer, step.weights.values())
+        self._look_at_gradients(self._still, step)
+
+    def after(self, step: Step) -> None:
+        if step.number < self._next or not step.is_learning:
+            return
+        self._forget_moved()
+        model = self.training.model()
+        if self._next >= MANY and model is not None:
+            self._pending = list(self._faults(model))
+        self._next *= 2
+
+    def of_others(self, optimizer: Optimizer) -> None:
+        if not self._came:
+            return
+        self._came = False
+        held = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if held and all(weight.grad is None for weight in held):
+            self._strangers += 1
+            self._stranger = type(optimizer).__name__
+
+    def ends(self) -> None:
+        if not self.training.steps and self._strangers >= MANY:
+            self.training.found(
+                KIND,
+                f"the model that runs is not the one whose weights {self._stranger} holds",
+                evidence=f"in {self._strangers} steps no weight of {self._stranger} had a "
+                "gradient, and the model's had",
+                advice="create the optimizer after the model was copied, moved or rebuilt",
+            )
+        for tell in self._pending:
+            tell()
+
+    def _faults(self, model: Module) -> Iterator[Callable[[], None]]:
+        """What is to be told of the weights that have not moved."""
+        still = self._still or []
+        moved = set(self._all).difference(each.name for each in still)
+        patterns = {_pattern(name) for name in moved}
+        by_module = defaultdict[str, list[_Still]](list)
+        for each in still:
+            if _pattern(each.name) not in patterns:  # experts and layers that take turns
+                by_module[each.name.rpartition(".")[0]].append(each)
+        for name, weights in by_module.items():
+            fault = self._fault(model, name, weights)
+            if fault is not None:
+                yield functools.partial(self._tell, fault)
+
+    def _tell(self, fault: _Fault) -> None:
+        self.training.found(
+            KIND,
+            fault.what,
+            place=fault.place,
+            evidence=f"no change in {self.training.steps} steps{fault.more}",
+            advice=fault.advice,
+        )
+
+    def _fault(self, model: Module, module: str, weights: Sequence[_Still]) -> _Fault | None:
+        names = [each.name for each in weights]
+        what = _in_words([self.training.full(name) for name in names])
+        if not any(each.has_gradient for each in weights):
+            cut = next((self._readers.cuts[x] for x in names if x in self._readers.cuts), None)
+            if cut is not None:
+                return _Fault(
+                    f"{what}: {cut.what} keeps the gradient from it",
+                    f"take {cut.what} away there, or freeze it by requires_grad_(False)",
+                    place=None if cut.source is None else (cut.source.file, cut.source.line),
+                )
+            if not self._readers.has_looked or not self._readers.read.isdisjoint(names):
+                return None
+            owner = type(_owner(model, module))
+            source = source_of_method(owner.forward) if is_of_script(owner) else None
+            if source is None:
+                return None
+            return _Fault(
+                f"{what}: no operation reads it",
+                "use it in the forward, or remove it",
+                place=(source.file, source.line),
+            )
+        is_whole = any(each.dim > 1 for each in weights)  # a bias may cancel
+        if is_whole and all(each.zeros >= SEEN and not each.has_other for each in weights):
+            return _Fault(
+                f"{what}: its gradient is 0 in every step",
+                "look for a factor 0, a dead ReLU or a saturated function behind it",
+                f"; all of its elements, in {weights[0].zeros} steps looked at",
+            )
+        is_held = any(each.is_held for each in weights)
+        if not is_held and all(each.dim in self._orphans for each in weights):
+            return _Fault(
+                f"{what}: no optimizer holds it",
+                "create the optimizer after the layer was replaced",
+                ", with gradients; the optimizer holds weights that the model no longer has",
+            )
+        return None
+
+    def _look_at_gradients(self, still: Iterable[_Still], step: Step) -> None:
+        """Note which weights have gradients, and which of these are other than 0."""
+        measures = step.number > FEW and (step.number <= MANY or step.number % MANY == 0)
+        if step.number > FEW and not measures:
+            return
+        for each in still:
+            weight = each.weight()
+            if weight is None or each.has_other:
+                continue
+            each.is_held = each.is_held or each.name in step.weights
+            if (gradient := weight.grad) is None:
+                continue
+            each.has_gradient = True
+            if measures:
+                with own_arithmetic():
+                    part = part_here(gradient)
+                    each.has_other = part is None or bool(part.any())
+                each.zeros += not each.has_other
+
+    def _forget_moved(self) -> None:
+        alive = [(each, x) for each in self._still or () if (x := each.weight()) is not None]
+        bits = _bits([weight for _, weight in alive])
+        self._still = [
+            each
+            for (each, weight), found in zip(alive, bits, strict=True)
+            if found == each.first and weight.requires_grad
+        ]
+
+
+def _weights_of(model: Module | None) -> Iterator[_Still]:
+    named = [] if model is None else [x for x in model.named_parameters() if x[1].requires_grad]
+    for (name, weight), bits in zip(named, _bits([x for _, x in named]), strict=True):
+        if bits is not None:
+            yield _Still(name, weakref.ref(weight), bits, weight.dim())
+
+
+def _bits(weights: Sequence[Tensor]) -> list[int | None]:
+    """The bits of each weight, added up; None of one that cannot be read."""
+    found: list[int | None] = [None] * len(weights)
+    by_device = defaultdict[torch.device, list[tuple[int, Tensor]]](list)
+    with own_arithmetic():
+        for at, weight in enumerate(weights):
+            part = part_here(weight)
+            if part is not None and part.element_size() in BITS and not part.is_complex():
+                whole = part.detach().view(BITS[part.element_size()]).sum()
+                by_device[whole.device].append((at, whole))
+        for sums in by_device.values():  # one wait for each device
+            numbers = torch.stack([whole for _, whole in sums]).tolist()
+            for (at, _), number in zip(sums, numbers, strict=True):
+                found[at] = number
+    return found
+
+
+def _orphans_in(optimizer: Optimizer, of_model: Iterable[Tensor]) -> set[int]:
+    """How many dimensions weights have that an optimizer holds, no gradient reaches, and the model
+    does not have.
+    """
+    own = {id(weight) for weight in of_model}
+    held = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return {x.dim() for x in held if id(x) not in own and x.grad is None}
+
+
+def _pattern(name: str) -> str:
+    """``experts.*.weight`` of ``experts.3.weight``; the name itself if it has no number."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name) if re.search(r"\.\d+\.", name) else f"={name}"
+
+
+def _owner(model: Module, name: str) -> Module:
+    """The module whose forward should have read the weights of a module."""
+    path = name.split(".")
+    if not name or len(path) == 1:
+        return model
+    return model.get_submodule(".".join(path[:-1]))
+
+
+def _in_words(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    text = " and ".join(names[:NAMED]) if more <= 0 else ", ".join(names[:NAMED])
+    return text if more <= 0 else f"{text} and {more} more"

@@ -1,0 +1,112 @@
+"""Gradients that nobody sets to 0 between a step that used them and the next backward."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.parts import part_here
+from fxguard.quiet._training import Rule, Step, Training
+from fxguard.source.lines import Place
+
+__all__ = ["StaleGradients"]
+
+SMALL = 2**12  # elements of a gradient that is copied
+WATCHED = 3  # gradients of each optimizer
+FIRST, EVERY = 8, 16  # steps: the first ones are watched, then each 16th
+TWICE = 2  # once may be a rehearsal
+
+
+@dataclass(slots=True, eq=False)
+class _Used:
+    """A gradient that a step has used."""
+
+    name: str
+    weight: weakref.ref[Tensor]
+    gradient: weakref.ref[Tensor]
+    copy: Tensor
+    place: Place | None = None  # of the backward that began while the gradient was as it had been
+
+    def now(self) -> Tensor | None:
+        """The gradient, if the weight has the same one still."""
+        weight, gradient = self.weight(), self.gradient()
+        return gradient if weight is not None and weight.grad is gradient else None
+
+    def is_as_it_was(self, gradient: Tensor) -> bool:
+        part = part_here(gradient)
+        return (
+            part is not None and part.shape == self.copy.shape and bool((part == self.copy).all())
+        )
+
+
+class StaleGradients(Rule):
+    """Finds a backward that adds to a gradient that a step has used, before the next step.
+
+    A gradient that was written or set to 0 between the two is none, whoever wrote it.
+    """
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self._used: weakref.WeakKeyDictionary[Optimizer, list[_Used]]
+        self._used = weakref.WeakKeyDictionary()
+        self._times = 0
+
+    def backward_comes(self, place: Place | None) -> None:
+        for used in self._used.values():
+            used[:] = [each for each in used if _stays(each, place)]
+
+    def before(self, step: Step) -> None:
+        for each in self._used.pop(step.optimizer, ()):
+            gradient = each.now()
+            if each.place is None or gradient is None:
+                continue
+            with own_arithmetic():
+                if not each.is_as_it_was(gradient) and bool(gradient.any()):
+                    self._times += 1
+                    if self._times >= TWICE:
+                        self._tell(each)
+            return  # one of them is enough
+
+    def after(self, step: Step) -> None:
+        if self.training.has("stale gradients"):
+            return
+        if step.number > FIRST and step.number % EVERY > 1:
+            return
+        with own_arithmetic():
+            found = [used for each in step.weights.items() if (used := _used_of(*each))]
+        self._used[step.optimizer] = found[:: max(1, len(found) // WATCHED)][:WATCHED]
+
+    def _tell(self, used: _Used) -> None:
+        self.training.found(
+            "stale gradients",
+            f"this backward adds to the gradient of {self.training.full(used.name)} that a step "
+            "has used",
+            place=used.place,
+            evidence=f"it was not set to 0 before step {self.training.steps + 1}",
+            advice="call optimizer.zero_grad() once for each step, before its first backward",
+        )
+
+
+def _used_of(name: str, weight: Tensor) -> _Used | None:
+    gradient = weight.grad
+    part = None if gradient is None or gradient.numel() > SMALL else part_here(gradient)
+    if gradient is None or part is None or not bool(part.any()):
+        return None
+    return _Used(name, weakref.ref(weight), weakref.ref(gradient), part.detach().clone())
+
+
+def _stays(used: _Used, place: Place | None) -> bool:
+    """Whether a gradient may still turn out to be a stale one, now that a backward begins."""
+    gradient = used.now()
+    if gradient is None:
+        return False
+    with own_arithmetic():
+        if used.is_as_it_was(gradient):
+            used.place = place
+            return True
+        # A backward has added to it, or somebody has written it, who may have set it to 0.
+        return used.place is not None and bool(gradient.any())

@@ -1,0 +1,169 @@
+"""Looks for quiet faults in the training of one guarded model."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim.optimizer import Optimizer
+
+from fxguard.batch.events import GraphRun
+from fxguard.batch.late_writes import LateWrites
+from fxguard.batch.loss import Loss
+from fxguard.forgiving import where_theirs_may_raise
+from fxguard.guard.listeners import Listener, Recorded
+from fxguard.install.backwards import hear_of_backwards
+from fxguard.quiet._clipped import ClippedBeforeUnscaled
+from fxguard.quiet._dropout import DropoutInEvaluation
+from fxguard.quiet._losses import LossFaults
+from fxguard.quiet._lost import LostUpdates
+from fxguard.quiet._modes import EvaluationInTraining
+from fxguard.quiet._moves import NeverMoves
+from fxguard.quiet._stale import StaleGradients
+from fxguard.quiet._training import Step, Training
+from fxguard.report import terminal
+from fxguard.report.quiet_fault import QuietFault
+from fxguard.source.lines import Place, calling_line
+from fxguard.steps.step_hooks import StepHooks
+
+__all__ = ["QuietFaults"]
+
+RULES = (
+    LossFaults,
+    ClippedBeforeUnscaled,
+    StaleGradients,
+    EvaluationInTraining,
+    NeverMoves,
+    LostUpdates,
+)
+
+
+class QuietFaults(Listener):
+    """Hears of losses, gradients and steps, and tells rules of them.
+
+    Args:
+        recorder: the batches of the model.
+
+    Attributes:
+        tells: whether each fault is printed as it is found.
+    """
+
+    def __init__(self, recorder: Recorded) -> None:
+        super().__init__(recorder)
+        self.tells = False
+        self._has_ended = False
+        self._training = Training(self._model, self._name, self._writes, self._tell)
+        self._dropout = DropoutInEvaluation(self._training)
+        self._rules = [rule(self._training) for rule in RULES]
+        self._held: weakref.WeakKeyDictionary[Optimizer, tuple[int, dict[str, weakref.ref[Tensor]]]]
+        self._held = weakref.WeakKeyDictionary()
+        model = self._model()
+        is_trained = model is not None and next(model.parameters(), None) is not None
+        self._hooks = StepHooks(self._before, self._after) if is_trained else None
+        self._end = hear_of_backwards(self._backward_comes) if is_trained else None
+        self._step: Step | None = None
+
+    @property
+    def quiet_faults(self) -> Sequence[QuietFault]:
+        """What was found so far."""
+        return self._training.faults
+
+    def called(self, runs: Sequence[GraphRun]) -> None:
+        """Look at dropout, where the model is in evaluation mode."""
+        model = self._model()
+        if model is None or model.training:
+            return
+        with where_theirs_may_raise():  # as in `loss_came`
+            self._dropout.called(model, runs)
+
+    def loss_came(self, loss: Loss) -> None:
+        """Let rules look at a loss, before its backward."""
+        place = calling_line()
+        for rule in self._rules:
+            with where_theirs_may_raise():  # tensors of others may object to any question
+                rule.loss_comes(loss, place)
+
+    loss_heard = loss_came
+
+    def _backward_comes(self, roots: list[Tensor], place: Place | None) -> None:
+        for rule in self._rules:
+            with where_theirs_may_raise():  # as in `loss_came`
+                rule.backward_comes(place)
+
+    def gradients_came(self) -> None:
+        """Let rules know that the backward has ended."""
+        for rule in self._rules:
+            rule.gradients_came()
+
+    def closes(self) -> None:
+        """Let rules judge what can be judged at the end only."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._hooks is not None:
+            self._hooks.close()
+        if self._end is not None:
+            self._end()
+        for rule in self._rules:
+            with where_theirs_may_raise():  # as in `loss_came`
+                rule.ends()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        with where_theirs_may_raise():  # optimizers of others, and their groups
+            self._step = self._begun(optimizer)
+        if (step := self._step) is not None:
+            for rule in self._rules:
+                with where_theirs_may_raise():  # as in `loss_came`
+                    rule.before(step)
+
+    def _begun(self, optimizer: Optimizer) -> Step | None:
+        weights = self._weights_of(optimizer)
+        if not weights:
+            for rule in self._rules:
+                rule.of_others(optimizer)
+            return None
+        self._training.steps += 1
+        is_learning = any(float(group.get("lr", 1.0)) > 0 for group in optimizer.param_groups)
+        return Step(optimizer, weights, self._training.steps, is_learning)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        step, self._step = self._step, None
+        if step is None or step.optimizer is not optimizer:
+            return
+        for rule in self._rules:
+            with where_theirs_may_raise():  # as in `loss_came`
+                rule.after(step)
+
+    def _weights_of(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The weights of the model that an optimizer holds, by name."""
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        known = self._held.get(optimizer)
+        if known is None or known[0] != count:
+            model = self._model()
+            names = {} if model is None else {id(x): name for name, x in model.named_parameters()}
+            held = [weight for group in optimizer.param_groups for weight in group["params"]]
+            found = {names[id(x)]: weakref.ref(x) for x in held if id(x) in names}
+            known = self._held[optimizer] = count, found
+        alive = ((name, each()) for name, each in known[1].items())
+        return {name: weight for name, weight in alive if weight is not None}
+
+    def _model(self) -> Module | None:
+        recorder = self._recorder()
+        return None if recorder is None else recorder.model
+
+    def _name(self) -> str:
+        recorder = self._recorder()
+        return "" if recorder is None else recorder.held_as
+
+    def _writes(self) -> LateWrites | None:
+        recorder = self._recorder()
+        writes = None if recorder is None else recorder.steps.writes
+        return None if writes is None else writes()
+
+    def _tell(self, fault: QuietFault) -> None:
+        if self.tells:
+            terminal.write(f"fxguard: note: {fault.line}", sys.stderr)
