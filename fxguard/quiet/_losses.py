@@ -110,9 +110,10 @@ class LossFaults(Rule):
         return False
 
     def _look_for_samples(self, operations: list[Operation]) -> None:
-        count = _samples(operations)
-        if count is None:
+        samples = _samples(operations)
+        if samples is None:
             return
+        count, targets = samples
         for operation in operations:
             if operation.kind not in OVER_SAMPLES:
                 continue
@@ -124,13 +125,13 @@ class LossFaults(Rule):
             )
             if shape is None or type(dim) is not int or len(shape) < 2:
                 continue
-            if dim % len(shape) == 0 and shape[0] == count and count not in shape[1:]:
+            is_over = shape[0] % count == 0 and shape[0] in targets
+            if dim % len(shape) == 0 and is_over and shape[0] not in shape[1:]:
                 self.training.found(
                     "mixes samples",
                     f"{operation.kind} over dimension 0 of {list(shape)}",
                     place=operation.place,
-                    evidence=f"inputs, outputs and targets have {count} samples there, one target "
-                    "for each",
+                    evidence=f"its {shape[0]} rows are samples, with one target for each",
                     advice="choose the dimension of classes or features, such as dim=-1",
                 )
 
@@ -189,19 +190,21 @@ def _is_row(value: Value, count: int) -> bool:
     return is_flat and any(_is_row(x, count) for x in read)
 
 
-def _samples(operations: list[Operation]) -> int | None:
-    """How many samples a loss has: the size of dimension 0 of all inputs, outputs and targets."""
+def _samples(operations: list[Operation]) -> tuple[int, set[int]] | None:
+    """How many samples the graphs of a loss were given, and how many targets there are.
+
+    None if inputs have no such dimension in common, or the number of targets is no multiple of it.
+    """
     data = list(_data_of(operations))
-    targets = [
-        x for op in operations if op.inside is None for x in op.values if isinstance(x, Leaf)
-    ]
-    flat = [x for x in targets if not x.tensor.requires_grad and _is_flat(x.shape)]
-    if not flat or not data:
+    leaves = (x for op in operations if op.inside is None for x in op.values)
+    targets = [x for x in leaves if isinstance(x, Leaf) and not x.tensor.requires_grad]
+    counts = {x.shape[0] for x in targets if _is_flat(x.shape)}
+    if not counts or not data or not data[0]:
         return None
-    count = flat[0].shape[0]
+    count = data[0][0]
     if any(not shape or shape[0] != count or shape[1:2] == (count,) for shape in data):
         return None
-    return count if all(x.shape[0] == count for x in flat) else None
+    return (count, counts) if count and all(x % count == 0 for x in counts) else None
 
 
 def _is_flat(shape: tuple[int, ...]) -> bool:

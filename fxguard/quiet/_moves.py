@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
@@ -17,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 from fxguard.batch.loss import Loss
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.parts import part_here
+from fxguard.quiet._bits import bits_of
 from fxguard.quiet._readers import Readers
 from fxguard.quiet._training import MANY, Rule, Step, Training
 from fxguard.report.quiet_fault import FaultKind
@@ -29,7 +29,6 @@ KIND: FaultKind = "never moves"
 FEW = MANY // 2  # steps, after which most weights have moved
 SEEN = 5  # steps in which a gradient was 0 throughout
 NAMED = 2  # weights
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(slots=True, eq=False)
@@ -205,7 +204,7 @@ class NeverMoves(Rule):
 
     def _forget_moved(self) -> None:
         alive = [(each, x) for each in self._still or () if (x := each.weight()) is not None]
-        bits = _bits([weight for _, weight in alive])
+        bits = bits_of([weight for _, weight in alive])
         self._still = [
             each
             for (each, weight), found in zip(alive, bits, strict=True)
@@ -215,26 +214,9 @@ class NeverMoves(Rule):
 
 def _weights_of(model: Module | None) -> Iterator[_Still]:
     named = [] if model is None else [x for x in model.named_parameters() if x[1].requires_grad]
-    for (name, weight), bits in zip(named, _bits([x for _, x in named]), strict=True):
+    for (name, weight), bits in zip(named, bits_of([x for _, x in named]), strict=True):
         if bits is not None:
             yield _Still(name, weakref.ref(weight), bits, weight.dim())
-
-
-def _bits(weights: Sequence[Tensor]) -> list[int | None]:
-    """The bits of each weight, added up; None of one that cannot be read."""
-    found: list[int | None] = [None] * len(weights)
-    by_device = defaultdict[torch.device, list[tuple[int, Tensor]]](list)
-    with own_arithmetic():
-        for at, weight in enumerate(weights):
-            part = part_here(weight)
-            if part is not None and part.element_size() in BITS and not part.is_complex():
-                whole = part.detach().view(BITS[part.element_size()]).sum()
-                by_device[whole.device].append((at, whole))
-        for sums in by_device.values():  # one wait for each device
-            numbers = torch.stack([whole for _, whole in sums]).tolist()
-            for (at, _), number in zip(sums, numbers, strict=True):
-                found[at] = number
-    return found
 
 
 def _orphans_in(optimizer: Optimizer, of_model: Iterable[Tensor]) -> set[int]:

@@ -23,6 +23,7 @@ from fxguard.quiet._losses import LossFaults
 from fxguard.quiet._lost import LostUpdates
 from fxguard.quiet._modes import EvaluationInTraining
 from fxguard.quiet._moves import NeverMoves
+from fxguard.quiet._replicas import ReplicasDiffer
 from fxguard.quiet._stale import StaleGradients
 from fxguard.quiet._training import Step, Training
 from fxguard.report import terminal
@@ -39,7 +40,11 @@ RULES = (
     EvaluationInTraining,
     NeverMoves,
     LostUpdates,
+    ReplicasDiffer,
 )
+
+
+_all: weakref.WeakSet[QuietFaults] = weakref.WeakSet()  # whose models have weights
 
 
 class QuietFaults(Listener):
@@ -63,7 +68,11 @@ class QuietFaults(Listener):
         self._held = weakref.WeakKeyDictionary()
         model = self._model()
         is_trained = model is not None and next(model.parameters(), None) is not None
+        if is_trained:
+            _all.add(self)
         self._hooks = StepHooks(self._before, self._after) if is_trained else None
+        self._is_part = False  # of another guarded model, which was called by itself
+        self._others = 0  # when that was last asked
         self._end = hear_of_backwards(self._backward_comes) if is_trained else None
         self._step: Step | None = None
 
@@ -104,6 +113,7 @@ class QuietFaults(Listener):
         if self._has_ended:
             return
         self._has_ended = True
+        _all.discard(self)
         if self._hooks is not None:
             self._hooks.close()
         if self._end is not None:
@@ -122,6 +132,10 @@ class QuietFaults(Listener):
 
     def _begun(self, optimizer: Optimizer) -> Step | None:
         weights = self._weights_of(optimizer)
+        if weights and self._others != len(_all):
+            self._is_part, self._others = self._is_in_another(), len(_all)
+        if self._is_part:
+            return None
         if not weights:
             for rule in self._rules:
                 rule.of_others(optimizer)
@@ -137,6 +151,11 @@ class QuietFaults(Listener):
         for rule in self._rules:
             with where_theirs_may_raise():  # as in `loss_came`
                 rule.after(step)
+
+    def _is_in_another(self) -> bool:
+        own = self._model()
+        models = [model for each in tuple(_all) if (model := each._model()) is not None]
+        return any(own is not model and any(x is own for x in model.modules()) for model in models)
 
     def _weights_of(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """The weights of the model that an optimizer holds, by name."""

@@ -14,7 +14,16 @@ from fxguard.forgiving import where_theirs_may_raise
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["agree", "current_rank", "first_of", "is_first_to_tell", "rank_and_count", "told_by"]
+__all__ = [
+    "agree",
+    "current_rank",
+    "first_of",
+    "is_first_to_tell",
+    "leave",
+    "left_by_others",
+    "rank_and_count",
+    "told_by",
+]
 
 
 def current_rank() -> int | None:
@@ -116,3 +125,23 @@ def _own_group() -> ProcessGroup:
         _groups.clear()  # these belong to a destroyed default group
         _groups[world] = distributed.new_group(backend="gloo")
     return _groups[world]
+
+
+def leave(what: str, text: str) -> None:
+    """Leave a text where other ranks can read it. No rank waits for another."""
+    with where_theirs_may_raise():  # as in `is_first_to_tell`
+        store = distributed.distributed_c10d._get_default_store()
+        store.set(f"fxguard/{what}/{current_rank()}", text)
+
+
+def left_by_others(what: str) -> dict[int, str]:
+    """The texts that other ranks have left so far, by rank. No rank waits for another."""
+    found: dict[int, str] = {}
+    with where_theirs_may_raise():  # as in `is_first_to_tell`
+        own, count = current_rank(), distributed.get_world_size()
+        store = distributed.distributed_c10d._get_default_store()
+        for rank in range(count):
+            key = f"fxguard/{what}/{rank}"
+            if rank != own and store.check([key]):
+                found[rank] = store.get(key).decode()
+    return found
