@@ -44,7 +44,7 @@ REFERENCE: dict[str, tuple[str, ...]] = {
             f"fxguard.types.{name}"
             for name in ("Report", "Origin", "Frame", "Row", "Source", "Fix")
         ),
-        *(f"fxguard.types.{name}" for name in ("Climb", "Growth")),
+        *(f"fxguard.types.{name}" for name in ("Climb", "Growth", "QuietFault")),
         *("fxguard.FxguardError", "fxguard.BatchLimitReached"),
     ),
     "Training runs": (

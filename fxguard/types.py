@@ -18,6 +18,7 @@ Of a trace file, and of two things that were compared:
 
 Of a training run:
     History, Track, Series, Event         of load_history, and of its get()
+    QuietFault                            of Guard.quiet_faults
 
 Of a model in another dtype:
     Forecast, ForecastRow, PrecisionPlan  of forecast, and of its plan()
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from fxguard.report.forecast import Forecast as Forecast
     from fxguard.report.forecast import ForecastRow as ForecastRow
     from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
+    from fxguard.report.quiet_fault import QuietFault as QuietFault
     from fxguard.report.report import Report as Report
     from fxguard.report.self_test import SelfTest as SelfTest
     from fxguard.trace.batch_diff import BatchDiff as BatchDiff
@@ -101,6 +103,7 @@ _HOME = {
     "Origin": "findings",
     "Plan": "plan.plan",
     "PrecisionPlan": "report.precision_plan",
+    "QuietFault": "report.quiet_fault",
     "Report": "report.report",
     "Row": "records",
     "RowPair": "trace.batch_diff",

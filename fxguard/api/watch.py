@@ -19,6 +19,7 @@ from fxguard.guard.guard import GuardedModel
 from fxguard.install.instrumented import find_guard, unwrapped
 from fxguard.install.remove import remove
 from fxguard.options import InstrumentOptions
+from fxguard.quiet.listener import QuietFaults
 from fxguard.steps.losses import Losses
 
 __all__ = ["watch"]
@@ -75,7 +76,8 @@ def watch(model: Module, **options: Unpack[InstrumentOptions]) -> Watching:
 
     Put it in a ``with`` block around the loop. It also checks what the block computes from the
     model's outputs, in the thread that calls the model and up to ``backward()``, and the model's
-    weights after each step of an optimizer of ``torch.optim`` that holds them.
+    weights after each step of an optimizer of ``torch.optim`` that holds them. Quiet faults of the
+    training, such as gradients that nobody sets to 0, are printed in a line each.
 
     Args:
         model: any ``nn.Module``, possibly compiled or wrapped in DistributedDataParallel. An
@@ -119,6 +121,9 @@ def _watched(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Gu
     assert isinstance(guard, GuardedModel)
     if guard.whole_step is not None:
         raise UsageError(f"this {type(inner).__name__} is watched already")
+    quiet = guard.recorder.listener(QuietFaults)
+    if quiet is not None:
+        quiet.tells = True
     losses = Losses()
     guard.watch_steps(losses)
     calls = guard.recorder.next_number

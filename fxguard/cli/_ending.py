@@ -63,9 +63,8 @@ def end(
 def last_line(note: Note, *, flush: bool = True) -> None:
     """Print what was checked; in a distributed run only the first rank does."""
     if os.environ.get("RANK", "0") == "0":
-        for fault in note.quiet_faults:
-            say(f"note: {fault.line}", flush=flush)
-        say(note.summary.line(), flush=flush)
+        for line in note.lines:
+            say(line, flush=flush)
 
 
 def say(line: str, *, flush: bool = True) -> None:

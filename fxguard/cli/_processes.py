@@ -42,6 +42,12 @@ class Note:
     report: dict[str, Any] | None = None  # of the last detection, as JSON holds it
     quiet_faults: list[QuietFault] = field(default_factory=list)
 
+    @property
+    def lines(self) -> list[str]:
+        """What is told at the end of a run."""
+        noted = [f"note: {fault.line}" for fault in self.quiet_faults]
+        return [*noted, self.summary.line(len(noted))]
+
     def add_faults(self, faults: Iterable[QuietFault]) -> None:
         """Add quiet faults, each once, whichever process saw it."""
         known = {(each.kind, each.source or each.what) for each in self.quiet_faults}

@@ -39,7 +39,7 @@ def record_of_run(note: Note, status: int) -> dict[str, Any]:
     """
     return _record(
         status,
-        [note.summary.line()],
+        note.lines,
         detections=note.detections,
         report=note.report,
         quiet_faults=[fault.to_dict() for fault in note.quiet_faults],

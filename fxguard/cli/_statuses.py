@@ -8,7 +8,7 @@ __all__ = ["Status"]
 
 
 class Status(enum.IntEnum):
-    """How a command ended. Where several are true of a run, the first of 1, 3 and 0 counts."""
+    """How a command ended. Where several are true of a run, the first of 3, 1, 4, 5, 0 counts."""
 
     FINE = 0
     FAILED = 1  # the script's own failure
@@ -17,4 +17,6 @@ class Status(enum.IntEnum):
     NOTHING = 2  # nothing could be compared
     DAMAGED = 2  # a file could not be read
     DETECTED = 3
+    EVENT = 4  # of a history, with --stop-at-event
+    NOTED = 5  # a quiet fault, with --fail-on note
     PIPE_CLOSED = 141  # by `| head`: as shells report it, 128 + SIGPIPE

@@ -115,17 +115,22 @@ class Summary:
             processes=1,
         )
 
-    def line(self) -> str:
-        """What was checked and found, a narrow headroom, and what was not checked, in one line."""
+    def line(self, noted: int = 0) -> str:
+        """What was checked and found, a narrow headroom, and what was not checked, in one line.
+
+        Args:
+            noted: how many quiet faults are told above it.
+        """
+        nothing = "nothing else found" if noted else "nothing found"
         if not self.batches:
             text = "no torch.nn.Module was called: "
             if self.beside:
-                found = "found inf or NaN" if self.detections else "nothing found"
+                found = "found inf or NaN" if self.detections else nothing
                 text += f"checked {self.beside} operations of the script; {found}"
             else:
                 text += "nothing was checked"
         else:
-            text = f"{self._models()}; {self._found()}"
+            text = f"{self._models()}; {self._found() or nothing}"
         if self.least is not None and self.least.times < NEAR:
             text += f"; {self.least}"
         if self.unchecked:
@@ -159,7 +164,7 @@ class Summary:
             "underflow": self.underflows,
         }
         found = [f"found {what} in {count} of them" for what, count in counts.items() if count]
-        return ", ".join(found) or "nothing found"
+        return ", ".join(found)
 
     def _in_trace(self) -> str:
         """What is known if batches were traced, which turns detection off."""

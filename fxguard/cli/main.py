@@ -110,6 +110,12 @@ def parser() -> argparse.ArgumentParser:
         "process of its own, for at most twice the time that the run took, and ten minutes",
     )
     run.add_argument(
+        "--fail-on",
+        choices=("note",),
+        help=f"end with status {Status.NOTED} where the script ends well and a quiet fault was "
+        "noted",
+    )
+    run.add_argument(
         "--forecast",
         type=spelled_out,
         choices=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
@@ -332,8 +338,10 @@ def _run(given: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -
         note = session.close()
     owns = session.notes.is_owner
     status = end(error, note, _show, session.offers, tells=owns)
+    ends_with = status_of(own_end or error) if status is None else status
+    if ends_with == Status.FINE and given.fail_on == "note" and note.quiet_faults:
+        ends_with = Status.NOTED
     if given.json is not None:
-        ends_with = status_of(own_end or error) if status is None else status
         write_record(given.json, record_of_run(note, ends_with))
     if program is not None and owns:
         from fxguard.cli._patch import write_patch
@@ -343,13 +351,11 @@ def _run(given: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = lambda *shown: None
         raise error  # Python ends by the signal then
-    if status is not None:
-        return status
-    if owns:
+    if owns and status is None:
         last_line(note)
-    if own_end is not None:
+    if own_end is not None and status is None and ends_with != Status.NOTED:
         raise own_end
-    return Status.FINE
+    return ends_with
 
 
 def _show(error: BaseException) -> None:

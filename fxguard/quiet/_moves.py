@@ -27,6 +27,7 @@ __all__ = ["NeverMoves"]
 
 KIND: FaultKind = "never moves"
 FEW = MANY // 2  # steps, after which most weights have moved
+UNREACHED, ZERO, UNHELD = "without a gradient", "gradient 0", "no optimizer holds it"
 SEEN = 5  # steps in which a gradient was 0 throughout
 NAMED = 2  # weights
 
@@ -127,14 +128,24 @@ class NeverMoves(Rule):
         still = self._still or []
         moved = set(self._all).difference(each.name for each in still)
         patterns = {_pattern(name) for name in moved}
-        by_module = defaultdict[str, list[_Still]](list)
+        together = defaultdict[tuple[str, str], list[_Still]](list)
         for each in still:
             if _pattern(each.name) not in patterns:  # experts and layers that take turns
-                by_module[each.name.rpartition(".")[0]].append(each)
-        for name, weights in by_module.items():
-            fault = self._fault(model, name, weights)
+                state = self._state_of(each)
+                module = each.name.rpartition(".")[0] if state == UNREACHED else ""
+                together[state, module].append(each)
+        for (state, module), weights in together.items():
+            fault = self._fault(state, model, module, weights)
             if fault is not None:
                 yield functools.partial(self._tell, fault)
+
+    def _state_of(self, each: _Still) -> str:
+        """How a weight gets no gradient, or none other than 0, or no optimizer for it."""
+        if not each.has_gradient:
+            return UNREACHED
+        if each.zeros >= SEEN and not each.has_other:
+            return ZERO
+        return UNHELD if not each.is_held and each.dim in self._orphans else ""
 
     def _tell(self, fault: _Fault) -> None:
         self.training.found(
@@ -145,43 +156,46 @@ class NeverMoves(Rule):
             advice=fault.advice,
         )
 
-    def _fault(self, model: Module, module: str, weights: Sequence[_Still]) -> _Fault | None:
+    def _fault(
+        self, state: str, model: Module, module: str, weights: Sequence[_Still]
+    ) -> _Fault | None:
         names = [each.name for each in weights]
         what = _in_words([self.training.full(name) for name in names])
-        if not any(each.has_gradient for each in weights):
-            cut = next((self._readers.cuts[x] for x in names if x in self._readers.cuts), None)
-            if cut is not None:
-                return _Fault(
-                    f"{what}: {cut.what} keeps the gradient from it",
-                    f"take {cut.what} away there, or freeze it by requires_grad_(False)",
-                    place=None if cut.source is None else (cut.source.file, cut.source.line),
-                )
-            if not self._readers.has_looked or not self._readers.read.isdisjoint(names):
-                return None
-            owner = type(_owner(model, module))
-            source = source_of_method(owner.forward) if is_of_script(owner) else None
-            if source is None:
-                return None
-            return _Fault(
-                f"{what}: no operation reads it",
-                "use it in the forward, or remove it",
-                place=(source.file, source.line),
-            )
-        is_whole = any(each.dim > 1 for each in weights)  # a bias may cancel
-        if is_whole and all(each.zeros >= SEEN and not each.has_other for each in weights):
-            return _Fault(
-                f"{what}: its gradient is 0 in every step",
-                "look for a factor 0, a dead ReLU or a saturated function behind it",
-                f"; all of its elements, in {weights[0].zeros} steps looked at",
-            )
-        is_held = any(each.is_held for each in weights)
-        if not is_held and all(each.dim in self._orphans for each in weights):
+        if state == UNHELD:
             return _Fault(
                 f"{what}: no optimizer holds it",
                 "create the optimizer after the layer was replaced",
                 ", with gradients; the optimizer holds weights that the model no longer has",
             )
-        return None
+        if state == ZERO and any(each.dim > 1 for each in weights):  # a bias alone may cancel
+            are_zero = all(each.first == 0 for each in weights)
+            return _Fault(
+                f"{what}: its gradient is 0 in every step",
+                "they are all 0 themselves: begin with other numbers in one of two factors"
+                if are_zero and len(weights) > 1
+                else "look for a factor 0, a dead ReLU or a saturated function behind it",
+                f"; all of its elements, in {weights[0].zeros} steps looked at",
+            )
+        if state != UNREACHED:
+            return None
+        cut = next((self._readers.cuts[x] for x in names if x in self._readers.cuts), None)
+        if cut is not None:
+            return _Fault(
+                f"{what}: {cut.what} keeps the gradient from it",
+                f"take {cut.what} away there, or freeze it by requires_grad_(False)",
+                place=None if cut.source is None else (cut.source.file, cut.source.line),
+            )
+        if not self._readers.has_looked or not self._readers.read.isdisjoint(names):
+            return None
+        owner = type(_owner(model, module))
+        source = source_of_method(owner.forward) if is_of_script(owner) else None
+        if source is None:
+            return None
+        return _Fault(
+            f"{what}: no operation reads it",
+            "use it in the forward, or remove it",
+            place=(source.file, source.line),
+        )
 
     def _look_at_gradients(self, still: Iterable[_Still], step: Step) -> None:
         """Note which weights have gradients, and which of these are other than 0."""

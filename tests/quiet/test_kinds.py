@@ -1,0 +1,421 @@
+"""Each kind of quiet fault, and what looks like it and is right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.checkpoint import checkpoint
+
+import fxguard
+from fxguard.types import QuietFault
+
+STEPS = 50
+ROWS = 16
+
+
+class Net(nn.Module):
+    def __init__(self, out: int = 1, p: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.drop, self.head = nn.Linear(4, 8), nn.Dropout(p), nn.Linear(8, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.drop(torch.relu(self.up(x))))
+        return found
+
+
+@dataclass
+class Case:
+    """A model, its loss, and what a step of its training does."""
+
+    model: nn.Module
+    loss: Callable[[nn.Module, Tensor], Tensor]
+    optimizer: Callable[[nn.Module], Optimizer] = lambda model: SGD(model.parameters(), 0.01)
+    zeroes: bool = True
+    after: Callable[[int, nn.Module], object] = field(default=lambda step, model: None)
+    before: Callable[[int, nn.Module], object] = field(default=lambda step, model: None)
+
+
+def faults_of(case: Case, steps: int = STEPS) -> list[QuietFault]:
+    torch.manual_seed(0)
+    optimizer = case.optimizer(case.model)
+    with fxguard.watch(case.model) as guard:
+        for step in range(steps):
+            case.before(step, case.model)
+            if case.zeroes:
+                optimizer.zero_grad()
+            case.loss(case.model, torch.randn(ROWS, 4)).backward()
+            optimizer.step()
+            case.after(step, case.model)
+    return guard.quiet_faults
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+
+
+def classes(model: nn.Module, x: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+
+def evaluate(step: int, model: nn.Module) -> None:
+    """A validation that forgets to go back to training."""
+    if step == 10:
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(ROWS, 4))
+
+
+# Evaluation mode in training.
+
+
+def back(step: int, model: nn.Module) -> None:
+    evaluate(step, model)
+    model.train()
+
+
+def frozen_norm() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    model[1].eval()
+    return model
+
+
+# Dropout in evaluation.
+
+
+class AlwaysDrops(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(functional.dropout(torch.relu(self.up(x)), 0.1))
+        return found
+
+
+class DropsOnPurpose(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(functional.dropout(self.up(x), 0.1, training=True))
+        return found
+
+
+class DropsAttention(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)[:, None]
+        found: Tensor = self.head(
+            functional.scaled_dot_product_attention(h, h, h, dropout_p=0.1)[:, 0]
+        )
+        return found
+
+
+def validate(step: int, model: nn.Module) -> None:
+    if step % 20 == 19:
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(ROWS, 4))
+        model.train()
+
+
+def sample(step: int, model: nn.Module) -> None:
+    """Monte Carlo dropout: evaluation mode, but for the dropout."""
+    if step % 20 == 19:
+        model.eval()
+        for each in model.modules():
+            if isinstance(each, nn.Dropout):
+                each.train()
+        with torch.no_grad():
+            model(torch.randn(ROWS, 4))
+        model.train()
+
+
+# Never moves.
+
+
+class Unread(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 8)
+
+
+class Detached(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.relu(self.up(x)).detach())
+        return found
+
+
+class Unrecorded(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = torch.relu(self.up(x))
+        found: Tensor = self.head(h)
+        return found
+
+
+class TwoZeros(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(8, 2)), nn.Parameter(torch.zeros(2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        found: Tensor = self.head(h + h @ self.a @ self.b)
+        return found
+
+
+class OneZero(TwoZeros):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.normal_(self.a)
+
+
+class Experts(nn.Module):
+    """One of four experts is never chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = sum(self.experts[i](x) for i in range(3))
+        return found
+
+
+def frozen() -> nn.Module:
+    model = Net()
+    model.up.requires_grad_(False)
+    return model
+
+
+def replaced_head(model: nn.Module) -> Optimizer:
+    optimizer = SGD(model.parameters(), 0.01)
+    model.head = nn.Linear(8, 1)
+    return optimizer
+
+
+def of_a_copy(model: nn.Module) -> Optimizer:
+    return SGD(copy.deepcopy(model).parameters(), 0.01)
+
+
+def head_alone(model: nn.Module) -> Optimizer:
+    assert isinstance(model, Net)
+    return SGD(model.head.parameters(), 0.01)
+
+
+# Lost updates.
+
+
+def bfloat16() -> nn.Module:
+    return Net().bfloat16()
+
+
+def of_bfloat16(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x.bfloat16()).float() - x.sum(1, keepdim=True)).pow(2).mean()
+
+
+# Losses.
+
+
+def broadcast(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x.sum(1)).pow(2).mean()
+
+
+def broadcast_in_torch(model: nn.Module, x: Tensor) -> Tensor:
+    return functional.smooth_l1_loss(model(x), x.sum(1))
+
+
+def all_pairs(model: nn.Module, x: Tensor) -> Tensor:
+    scores = model(x).squeeze(-1)
+    return (scores.unsqueeze(1) - x.sum(1)).abs().mean()
+
+
+def quantiles(model: nn.Module, x: Tensor) -> Tensor:
+    wanted = torch.tensor([0.1, 0.5, 0.9])
+    error = x.sum(1, keepdim=True) - model(x)
+    return torch.maximum(wanted * error, (wanted - 1) * error).mean()
+
+
+class Softmaxed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(super().forward(x), dim=-1)
+
+
+class Sigmoided(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sigmoid()
+
+
+class LogSoftmaxed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log_softmax(super().forward(x), dim=-1)
+
+
+class OverSamples(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(super().forward(x), dim=0)
+        return (weights * x[:, :3]).sum(1, keepdim=True)
+
+
+class Gated(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return h * torch.sigmoid(h)
+
+
+def binary(model: nn.Module, x: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(model(x), (x[:, :1] > 0).float())
+
+
+def sums(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x).squeeze(-1) - x.sum(1)).pow(2).mean()
+
+
+def checkpointed(model: nn.Module, x: Tensor) -> Tensor:
+    found: Tensor = checkpoint(model, x, use_reentrant=False)
+    return (found - x.sum(1, keepdim=True)).pow(2).mean()
+
+
+def to_none(step: int, model: nn.Module) -> None:
+    for weight in model.parameters():
+        weight.grad = None
+
+
+def through_data(step: int, model: nn.Module) -> None:
+    for weight in model.parameters():
+        if weight.grad is not None:
+            weight.grad.data.zero_()
+
+
+def in_turn(step: int, model: nn.Module) -> None:
+    """Set to 0 behind a backward whose gradients nobody uses."""
+    squares(model, torch.randn(ROWS, 4)).backward()
+    model.zero_grad(set_to_none=False)
+
+
+def small_adam(model: nn.Module) -> Optimizer:
+    return AdamW(model.parameters(), 1e-6)
+
+
+def large_adam(model: nn.Module) -> Optimizer:
+    return AdamW(model.parameters(), 1e-2)
+
+
+FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
+    "stale": (lambda: Case(Net(), squares, zeroes=False), "stale gradients", "zero_grad"),
+    "eval after validation": (
+        lambda: Case(Net(p=0.1), squares, after=evaluate),
+        "evaluation mode in training",
+        "since step 12, with Dropout",
+    ),
+    "eval in all steps": (
+        lambda: Case(Net(p=0.1).eval(), squares),
+        "evaluation mode in training",
+        "in every step, with Dropout",
+    ),
+    "functional dropout": (
+        lambda: Case(AlwaysDrops(), squares, after=validate),
+        "dropout in evaluation",
+        "training=self.training",
+    ),
+    "dropout of attention": (
+        lambda: Case(DropsAttention(), squares, after=validate),
+        "dropout in evaluation",
+        "dropout_p=p if self.training else 0.0",
+    ),
+    "unread": (lambda: Case(Unread(), squares), "never moves", "gate.weight and gate.bias: no"),
+    "detached": (
+        lambda: Case(Detached(), squares),
+        "never moves",
+        "up.weight and up.bias: detach keeps the gradient from it",
+    ),
+    "no_grad": (
+        lambda: Case(Unrecorded(), squares),
+        "never moves",
+        "up.weight and up.bias: no_grad keeps the gradient from it",
+    ),
+    "two zeros": (
+        lambda: Case(TwoZeros(), squares),
+        "never moves",
+        "a and b: its gradient is 0 in every step",
+    ),
+    "replaced": (
+        lambda: Case(Net(), squares, optimizer=replaced_head),
+        "never moves",
+        "head.weight and head.bias: no optimizer holds it",
+    ),
+    "copied": (
+        lambda: Case(Net(), squares, optimizer=of_a_copy, after=to_none),
+        "never moves",
+        "the model that runs is not the one whose weights SGD holds",
+    ),
+    "lost": (
+        lambda: Case(bfloat16(), of_bfloat16, optimizer=small_adam),
+        "lost updates",
+        "AdamW does not change most elements of 4 of 4 weights",
+    ),
+    "broadcast": (lambda: Case(Net(), broadcast), "broadcast loss", "sub of [16, 1] and [16]"),
+    "broadcast in torch": (
+        lambda: Case(Net(), broadcast_in_torch),
+        "broadcast loss",
+        "smooth_l1_loss of [16, 1] and [16]",
+    ),
+    "softmax twice": (
+        lambda: Case(Softmaxed(3), classes),
+        "applied twice",
+        "cross_entropy applies a log_softmax to the result of softmax",
+    ),
+    "sigmoid twice": (lambda: Case(Sigmoided(), binary), "applied twice", "result of sigmoid"),
+    "over samples": (lambda: Case(OverSamples(3), sums), "mixes samples", "softmax over dim"),
+}
+
+HEALTHY: dict[str, Callable[[], Case]] = {
+    "as it should be": lambda: Case(Net(p=0.1), squares, after=validate),
+    "gradients set to None": lambda: Case(Net(), squares, zeroes=False, after=to_none),
+    "set to 0 through data": lambda: Case(Net(), squares, zeroes=False, after=through_data),
+    "set to 0 behind another backward": lambda: Case(Net(), squares, zeroes=False, after=in_turn),
+    "eval and back": lambda: Case(Net(p=0.1), squares, after=back),
+    "frozen batch norm": lambda: Case(frozen_norm(), squares),
+    "eval without dropout": lambda: Case(Net().eval(), squares),
+    "dropout on purpose": lambda: Case(DropsOnPurpose(), squares, after=validate),
+    "Monte Carlo dropout": lambda: Case(Net(p=0.1), squares, after=sample),
+    "frozen": lambda: Case(frozen(), squares),
+    "one zero": lambda: Case(OneZero(), squares),
+    "idle expert": lambda: Case(Experts(), squares),
+    "head alone": lambda: Case(Net(), squares, optimizer=head_alone),
+    "bfloat16 that moves": lambda: Case(bfloat16(), of_bfloat16, optimizer=large_adam),
+    "all pairs": lambda: Case(Net(), all_pairs),
+    "quantiles": lambda: Case(Net(3), quantiles),
+    "log_softmax": lambda: Case(LogSoftmaxed(3), classes),
+    "a gate": lambda: Case(Gated(), binary),
+    "checkpointed": lambda: Case(Net(p=0.1), checkpointed),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_faults_are_told(name: str) -> None:
+    make, kind, text = FAULTY[name]
+    (fault,) = faults_of(make())
+    assert fault.kind == kind
+    assert text in fault.line
+    assert fault.advice
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_told_of_what_is_right(name: str) -> None:
+    assert faults_of(HEALTHY[name]()) == []
+
+
+def test_few_steps_show_no_weight_that_never_moves() -> None:
+    assert faults_of(Case(Unread(), squares), steps=15) == []
+
+
+def test_a_rate_of_zero_moves_nothing_rightly() -> None:
+    case = Case(Net(), squares, optimizer=lambda model: SGD(model.parameters(), 0.0))
+    assert faults_of(case) == []
