@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional
+from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
@@ -31,13 +33,15 @@ DROPS = frozenset(
     )
     if inspect.signature(getattr(torch.nn.functional, name)).parameters["training"].default is True
 )
+MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 ATTENTION = "scaled_dot_product_attention"
 
 
 class DropoutInEvaluation:
     """Looks at graphs that run while every module of the model is in evaluation mode.
 
-    A call that says ``training=True`` means it, as for Monte Carlo dropout.
+    A call that says ``training=True`` means it, as for Monte Carlo dropout, but not that of an
+    ``nn.Dropout`` which ``eval()`` does not reach, because it is in a list.
 
     Args:
         training: of the model.
@@ -45,7 +49,7 @@ class DropoutInEvaluation:
 
     def __init__(self, training: Training) -> None:
         self.training = training
-        self._known: dict[int, tuple[Plan, tuple[str, Place | None] | None]] = {}
+        self._known: dict[int, tuple[Plan, _Dropped | None]] = {}
 
     def called(self, model: Module, runs: Sequence[GraphRun]) -> None:
         """Called when the model has run, in evaluation mode itself."""
@@ -55,34 +59,53 @@ class DropoutInEvaluation:
                 found = _dropped_in(run.graph_module) if run.plan.random else None
                 self._known[id(run.plan)] = run.plan, found
             if found is not None and not any(each.training for each in model.modules()):
-                kind, place = found
                 self.training.found(
                     "dropout in evaluation",
-                    f"{kind} drops while the whole model is in eval()",
-                    place=place,
-                    evidence="the call does not say whether the model trains",
-                    advice="pass dropout_p=p if self.training else 0.0"
-                    if kind == ATTENTION
-                    else "pass training=self.training, or use nn.Dropout",
+                    f"{found.what} drops while the whole model is in eval()",
+                    place=found.place,
+                    evidence=found.evidence,
+                    advice=found.advice,
                 )
 
 
-def _dropped_in(module: GraphModule) -> tuple[str, Place | None] | None:
-    """The first dropout in a graph that nobody has told to drop in evaluation, and its line."""
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """What drops in a graph."""
+
+    what: str
+    evidence: str
+    advice: str
+    place: Place | None
+
+
+def _dropped_in(module: GraphModule) -> _Dropped | None:
+    """The first dropout in a graph that nobody has told to drop in evaluation."""
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
         kind = name_of(node.target)
-        if (kind in DROPS and _drops(node)) or (kind == ATTENTION and _share(node, 4, "dropout_p")):
-            source = source_of_trace(node.meta.get("stack_trace"))
-            return kind, None if source is None else (source.file, source.line)
+        source = source_of_trace(node.meta.get("stack_trace"))
+        place = None if source is None else (source.file, source.line)
+        unsaid = "the call does not say whether the model trains"
+        if kind in DROPS and _share(node, 1, "p", 0.5) > 0:
+            if _is_of_module(node):
+                if node.args[2:3] == (True,) or node.kwargs.get("training") is True:
+                    evidence = "it is no submodule of the model, so eval() does not reach it"
+                    advice = "keep it as an attribute or in nn.ModuleList"
+                    return _Dropped("nn.Dropout", evidence, advice, place)
+            elif len(node.args) < 3 and "training" not in node.kwargs:
+                advice = "pass training=self.training, or use nn.Dropout"
+                return _Dropped(kind, unsaid, advice, place)
+        if kind == ATTENTION and _share(node, 4, "dropout_p") > 0:
+            advice = "pass dropout_p=p if self.training else 0.0"
+            return _Dropped(kind, unsaid, advice, place)
     return None
 
 
-def _drops(node: Node) -> bool:
-    """Whether a call leaves its argument ``training`` at the default."""
-    is_said = len(node.args) > 2 or "training" in node.kwargs
-    return not is_said and _share(node, 1, "p", 0.5) > 0
+def _is_of_module(node: Node) -> bool:
+    """Whether a module of dropout has made a call."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return bool(stack) and isinstance(stack[-1][1], type) and issubclass(stack[-1][1], MODULES)
 
 
 def _share(node: Node, position: int, name: str, default: Any = 0.0) -> float:

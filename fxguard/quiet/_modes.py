@@ -56,7 +56,7 @@ class EvaluationInTraining(Rule):
         if not self._idle:
             return
         since = f"since step {self._in_training + 1}" if self._in_training else "in every step"
-        before = f", and {self._in_training} steps before were not" if self._in_training else ""
+        before = f"; step {self._in_training} was the last in train()" if self._in_training else ""
         does = "dropout drops nothing"
         if any("Norm" in name for name in self._idle):
             does = "batch norm uses its running statistics and does not update them"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import weakref
+from collections.abc import Collection
 
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from fxguard.capture.instances import instances_of
@@ -40,15 +41,17 @@ class ReplicasDiffer(Rule):
         self._number = -1  # of the model; -1 before the first step
         self._own: dict[int, dict[str, int]] = {}  # by step: bits, by the name of the weight
         self._differ: dict[int, tuple[set[int], set[str]]] = {}  # by step: ranks and weights
-        self._are_equal: bool | None = None  # before the first step; None while that is not known
+        # Weights that were equal before the first step, and that were not; None while not known.
+        self._equal: set[str] | None = None
+        self._apart: set[str] = set()
         self._is_written = False  # by something else than optimizers
         self._probe: tuple[weakref.ref[Tensor], int | None] | None = None
         self._place: Place | None = None
 
     def before(self, step: Step) -> None:
-        if step.number == 1 and self._number < 0 and _is_replicated(step):
+        if step.number == 1 and self._number < 0 and _is_replicated(self.training.model()):
             self._number = next(_numbers)
-            self._leave(0, step)
+            self._leave(0)
         if self._number >= 0 and self._probe is not None:
             weight, bits = self._probe
             held = weight()
@@ -64,7 +67,7 @@ class ReplicasDiffer(Rule):
             self._probe = weakref.ref(smallest), bits_of([smallest])[0]
         if step.number in (MANY, 2 * MANY, 4 * MANY) or step.number % EVERY == 0:
             self._place = calling_line()
-            self._leave(step.number, step)
+            self._leave(step.number)
             self._compare()
             self._judge()
 
@@ -73,9 +76,9 @@ class ReplicasDiffer(Rule):
             self._compare()
             self._judge()
 
-    def _leave(self, number: int, step: Step) -> None:
-        names = list(step.weights)
-        found = zip(names, bits_of([step.weights[name] for name in names]), strict=True)
+    def _leave(self, number: int) -> None:
+        named = _weights_of(self.training.model())
+        found = zip(named, bits_of([*named.values()]), strict=True)
         self._own[number] = {name: bits for name, bits in found if bits is not None}
         agreement.leave(self._key(number), json.dumps(self._own[number]))
 
@@ -91,8 +94,9 @@ class ReplicasDiffer(Rule):
                     continue
                 differ = {name for name in own if own[name] != theirs[name]}
                 if number == 0:
-                    self._are_equal = self._are_equal is not False and not differ
-                elif differ:
+                    self._apart |= differ
+                    self._equal = set(own) - self._apart
+                elif differ := differ - self._apart:
                     ranks, names = self._differ.setdefault(number, (set(), set()))
                     ranks.add(rank)
                     names |= differ
@@ -104,18 +108,18 @@ class ReplicasDiffer(Rule):
             return
         model = self.training.model()
         is_wrapped = model is not None and _is_of_ddp(next(model.parameters()))
-        if not is_wrapped and not self._are_equal:
+        if not is_wrapped and not self._equal:
             return
         number, (ranks, names) = min(self._differ.items())
         own = agreement.current_rank()
         told = ranks_in_words(tuple(sorted({*ranks, *([] if own is None else [own])})))
         self.training.found(
             "replicas differ",
-            f"{told} hold different numbers in {len(names)} weights, such as "
+            f"{told} hold different numbers in {_count(names)}, such as "
             f"{self.training.full(min(names))}",
             place=self._place,
             evidence=f"first seen behind step {number}"
-            + ("; they were equal before the first step" if self._are_equal else ""),
+            + ("; they were equal before the first step" if self._equal else ""),
             advice="call the DDP module itself, and no_sync() around all backwards of a step but "
             "the last"
             if is_wrapped
@@ -123,13 +127,22 @@ class ReplicasDiffer(Rule):
         )
 
 
-def _is_replicated(step: Step) -> bool:
-    """Whether there are several ranks, and none of the weights is known to be a part of one."""
+def _is_replicated(model: Module | None) -> bool:
+    """Whether there are several ranks, and no weight of the model is known to be a part of one."""
     if agreement.current_rank() is None or agreement.rank_and_count()[1] < 2:
         return False
-    return all(type(weight) in (Tensor, Parameter) for weight in step.weights.values())
+    return all(type(weight) in (Tensor, Parameter) for weight in _weights_of(model).values())
+
+
+def _weights_of(model: Module | None) -> dict[str, Tensor]:
+    named = () if model is None else model.named_parameters()
+    return {name: weight for name, weight in named if weight.requires_grad}
 
 
 def _is_of_ddp(weight: Tensor) -> bool:
     wrapped = instances_of(DistributedDataParallel)
     return any(weight is x for each in wrapped for x in each.parameters())
+
+
+def _count(names: Collection[str]) -> str:
+    return f"{len(names)} weight{'' if len(names) == 1 else 's'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -98,6 +98,16 @@ class AlwaysDrops(Net):
 class DropsOnPurpose(Net):
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.head(functional.dropout(self.up(x), 0.1, training=True))
+        return found
+
+
+class DropsFromAList(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drops = [nn.Dropout(0.1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.drops[0](torch.relu(self.up(x))))
         return found
 
 
@@ -318,6 +328,11 @@ FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
         "dropout in evaluation",
         "training=self.training",
     ),
+    "dropout in a list": (
+        lambda: Case(DropsFromAList(), squares, after=validate),
+        "dropout in evaluation",
+        "keep it as an attribute or in nn.ModuleList",
+    ),
     "dropout of attention": (
         lambda: Case(DropsAttention(), squares, after=validate),
         "dropout in evaluation",
@@ -393,9 +408,8 @@ HEALTHY: dict[str, Callable[[], Case]] = {
 
 
 @pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
+def alone() -> None:
     torch.compiler.reset()
-    yield
 
 
 @pytest.mark.parametrize("name", FAULTY)
