@@ -29,7 +29,8 @@ class ClippedBeforeUnscaled(Rule):
         found = [] if weight is None else list(writes.of_gradient(weight))
         scaled = next((i for i, each in enumerate(found) if each.kind in UNSCALES), None)
         clip = next((each for each in found[:scaled] if _clips(each)), None)
-        if scaled is None or clip is None:
+        # Behind the step of another optimizer nobody sees what is written.
+        if clip is None or (scaled is None and not self.training.is_scaled()):
             return
         self._times += 1
         if self._times == TWICE:
@@ -37,7 +38,8 @@ class ClippedBeforeUnscaled(Rule):
                 "clipped before unscaled",
                 "gradients are clipped while the scaler's factor is in them",
                 place=clip.place,
-                evidence=f"the scaler takes its factor away behind that ({found[scaled]})",
+                evidence="the scaler takes its factor away behind that"
+                + (f" ({found[scaled]})" if scaled is not None else ""),
                 advice="call scaler.unscale_(optimizer) before the clipping",
             )
 

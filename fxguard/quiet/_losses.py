@@ -11,7 +11,7 @@ from fxguard.batch.loss import Loss
 from fxguard.graph.tables import CASTS, MOVES
 from fxguard.quiet._flow import Leaf, Operation, Value, operations_behind
 from fxguard.quiet._training import Rule, Training
-from fxguard.source.lines import Place
+from fxguard.source.lines import Place, source_at
 
 __all__ = ["LossFaults"]
 
@@ -23,6 +23,7 @@ APPLIES = {
     "cross_entropy": SQUASHES,
     "cross_entropy_loss": SQUASHES,
     "binary_cross_entropy_with_logits": frozenset({"sigmoid"}),
+    "log_softmax": frozenset({"softmax"}),
 }
 COMPARES = frozenset({"huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"})
 TAKE_TWO = frozenset({"add", "div", "mul", "rsub", "sub", "true_divide"})
@@ -65,9 +66,10 @@ class LossFaults(Rule):
         if isinstance(made, Operation) and made.kind in wrong:
             self.training.found(
                 "applied twice",
-                f"{operation.kind} applies {_own(operation.kind)} to the result of {made.kind}",
+                f"{operation.kind} reads the result of {made.kind}",
                 place=made.place or operation.place,
-                evidence=f"{operation.kind} is at {_at(operation.place)}" if made.place else "",
+                evidence=f"{operation.kind}{_at(operation.place)} applies {_own(operation.kind)} "
+                "itself",
                 advice=f"take {made.kind} away and give {operation.kind} the logits",
             )
 
@@ -144,11 +146,11 @@ def _behind_views(value: object) -> object:
 
 
 def _own(kind: str) -> str:
-    return "a sigmoid" if "binary" in kind else "a log_softmax"
+    return "a sigmoid" if "binary" in kind else "a softmax"
 
 
 def _at(place: Place | None) -> str:
-    return "" if place is None else f"line {place[1]}"
+    return "" if place is None else f" ({source_at(place).place})"
 
 
 def _is_trained(value: Value) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -39,8 +40,9 @@ class ReplicasDiffer(Rule):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self._number = -1  # of the model; -1 before the first step
-        self._own: dict[int, dict[str, int]] = {}  # by step: bits, by the name of the weight
-        self._differ: dict[int, tuple[set[int], set[str]]] = {}  # by step: ranks and weights
+        self._own: dict[int, _Held] = {}  # by step
+        self._differ: dict[int, _Differ] = {}  # by step
+        self._gradients: int | None = None  # bits of those that the step reads
         # Weights that were equal before the first step, and that were not; None while not known.
         self._equal: set[str] | None = None
         self._apart: set[str] = set()
@@ -51,7 +53,11 @@ class ReplicasDiffer(Rule):
     def before(self, step: Step) -> None:
         if step.number == 1 and self._number < 0 and _is_replicated(self.training.model()):
             self._number = next(_numbers)
-            self._leave(0)
+            self._leave(0, step)
+        if self._number >= 0 and _is_looked_at(step.number):
+            weights = _weights_of(self.training.model()).values()
+            bits = bits_of([x.grad for x in weights if x.grad is not None])
+            self._gradients = None if None in bits else sum(filter(None, bits))
         if self._number >= 0 and self._probe is not None:
             weight, bits = self._probe
             held = weight()
@@ -65,9 +71,9 @@ class ReplicasDiffer(Rule):
         if MANY <= step.number < MANY + WATCHED:
             smallest = min(step.weights.values(), key=Tensor.numel)
             self._probe = weakref.ref(smallest), bits_of([smallest])[0]
-        if step.number in (MANY, 2 * MANY, 4 * MANY) or step.number % EVERY == 0:
+        if _is_looked_at(step.number):
             self._place = calling_line()
-            self._leave(step.number)
+            self._leave(step.number, step)
             self._compare()
             self._judge()
 
@@ -76,11 +82,13 @@ class ReplicasDiffer(Rule):
             self._compare()
             self._judge()
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, number: int, step: Step) -> None:
         named = _weights_of(self.training.model())
         found = zip(named, bits_of([*named.values()]), strict=True)
-        self._own[number] = {name: bits for name, bits in found if bits is not None}
-        agreement.leave(self._key(number), json.dumps(self._own[number]))
+        weights = {name: bits for name, bits in found if bits is not None}
+        rates = [float(group.get("lr", 0.0)) for group in step.optimizer.param_groups]
+        self._own[number] = _Held(weights, self._gradients, rates)
+        agreement.leave(self._key(number), json.dumps([weights, self._gradients, rates]))
 
     def _key(self, number: int) -> str:
         return f"replicas/{self._number}/{number}"
@@ -89,17 +97,15 @@ class ReplicasDiffer(Rule):
         for number, own in list(self._own.items()):
             others = agreement.left_by_others(self._key(number))
             for rank, text in others.items():
-                theirs = json.loads(text)
-                if theirs.keys() != own.keys():
+                theirs = _Held(*json.loads(text))
+                if theirs.weights.keys() != own.weights.keys():
                     continue
-                differ = {name for name in own if own[name] != theirs[name]}
+                names = {x for x, bits in own.weights.items() if bits != theirs.weights[x]}
                 if number == 0:
-                    self._apart |= differ
-                    self._equal = set(own) - self._apart
-                elif differ := differ - self._apart:
-                    ranks, names = self._differ.setdefault(number, (set(), set()))
-                    ranks.add(rank)
-                    names |= differ
+                    self._apart |= names
+                    self._equal = set(own.weights) - self._apart
+                elif names := names - self._apart:
+                    self._differ.setdefault(number, _Differ(own)).add(rank, names, theirs)
             if others and number:
                 del self._own[number]
 
@@ -110,21 +116,62 @@ class ReplicasDiffer(Rule):
         is_wrapped = model is not None and _is_of_ddp(next(model.parameters()))
         if not is_wrapped and not self._equal:
             return
-        number, (ranks, names) = min(self._differ.items())
+        number, differ = min(self._differ.items(), key=lambda each: each[0])
         own = agreement.current_rank()
-        told = ranks_in_words(tuple(sorted({*ranks, *([] if own is None else [own])})))
+        told = ranks_in_words(tuple(sorted({*differ.ranks, *([] if own is None else [own])})))
+        if differ.rates:
+            here, there = differ.rates
+            also = f"; the learning rates are {here:.3g} and {there:.3g}"
+            advice = "give the scheduler numbers that all ranks share"
+        elif differ.has_same_gradients:
+            also = "; the gradients are equal, and the steps are not"
+            advice = "give the optimizers of all ranks the same settings and state"
+        else:
+            also = ""
+            advice = "average the gradients of all weights before clipping and the step"
+            if is_wrapped:
+                advice = "call the DDP module itself, and leave no_sync() before the last backward"
         self.training.found(
             "replicas differ",
-            f"{told} hold different numbers in {_count(names)}, such as "
-            f"{self.training.full(min(names))}",
+            f"{told} hold different numbers in {_count(differ.names)}, such as "
+            f"{self.training.full(min(differ.names))}",
             place=self._place,
             evidence=f"first seen behind step {number}"
-            + ("; they were equal before the first step" if self._equal else ""),
-            advice="call the DDP module itself, and no_sync() around all backwards of a step but "
-            "the last"
-            if is_wrapped
-            else "average the gradients of all weights before clipping and the step",
+            + ("; they were equal before the first step" if self._equal else "")
+            + also,
+            advice=advice,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a rank holds behind a step: bits of weights and gradients, and learning rates."""
+
+    weights: dict[str, int]
+    gradients: int | None  # None if some could not be read
+    rates: list[float]
+
+
+@dataclass(slots=True)
+class _Differ:
+    """How other ranks differ behind a step."""
+
+    own: _Held
+    ranks: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)  # of weights
+    has_same_gradients: bool = True
+    rates: tuple[float, float] | None = None  # the first ones that differ
+
+    def add(self, rank: int, names: Iterable[str], theirs: _Held) -> None:
+        self.ranks.add(rank)
+        self.names.update(names)
+        self.has_same_gradients &= theirs.gradients == self.own.gradients is not None
+        pairs = zip(self.own.rates, theirs.rates, strict=False)
+        self.rates = self.rates or next((each for each in pairs if each[0] != each[1]), None)
+
+
+def _is_looked_at(number: int) -> bool:
+    return number in (MANY, 2 * MANY, 4 * MANY) or number % EVERY == 0
 
 
 def _is_replicated(model: Module | None) -> bool:

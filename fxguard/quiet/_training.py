@@ -43,6 +43,7 @@ class Training:
         model: gives the model; None when it is gone.
         held_as: the name that a script has for the model; "" if names need not begin with it.
         writes: gives what the script has written since the last backward; None if that is not seen.
+        is_scaled: whether a GradScaler has multiplied the last loss by another factor than 1.
         tell: called with each new fault.
 
     Attributes:
@@ -55,11 +56,13 @@ class Training:
         model: Callable[[], Module | None],
         held_as: Callable[[], str],
         writes: Callable[[], LateWrites | None],
+        is_scaled: Callable[[], bool],
         tell: Callable[[QuietFault], object],
     ) -> None:
         self.model = model
         self.held_as = held_as
         self.writes = writes
+        self.is_scaled = is_scaled
         self.steps = 0
         self.faults: list[QuietFault] = []
         self._tell = tell

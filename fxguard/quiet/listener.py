@@ -61,7 +61,9 @@ class QuietFaults(Listener):
         super().__init__(recorder)
         self.tells = False
         self._has_ended = False
-        self._training = Training(self._model, self._name, self._writes, self._tell)
+        self._training = Training(
+            self._model, self._name, self._writes, self._is_scaled, self._tell
+        )
         self._dropout = DropoutInEvaluation(self._training)
         self._rules = [rule(self._training) for rule in RULES]
         self._held: weakref.WeakKeyDictionary[Optimizer, tuple[int, dict[str, weakref.ref[Tensor]]]]
@@ -182,6 +184,11 @@ class QuietFaults(Listener):
         recorder = self._recorder()
         writes = None if recorder is None else recorder.steps.writes
         return None if writes is None else writes()
+
+    def _is_scaled(self) -> bool:
+        recorder = self._recorder()
+        scalers = () if recorder is None else recorder.steps.scalers or ()
+        return any(x.is_enabled() and x.get_scale() != 1 for x in scalers)
 
     def _tell(self, fault: QuietFault) -> None:
         if self.tells:

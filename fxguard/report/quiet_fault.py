@@ -57,7 +57,7 @@ class QuietFault:
 
         Example:
             >>> fault.line
-            'applied twice: cross_entropy applies a log_softmax to the result of softmax (a.py:9)'
+            'applied twice: cross_entropy reads the result of softmax (train.py:9): ...'
         """
         where = f" ({self.source})" if self.source else ""
         evidence = f": {self.evidence}" if self.evidence else ""

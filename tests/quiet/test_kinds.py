@@ -378,7 +378,7 @@ FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
     "softmax twice": (
         lambda: Case(Softmaxed(3), classes),
         "applied twice",
-        "cross_entropy applies a log_softmax to the result of softmax",
+        "cross_entropy reads the result of softmax",
     ),
     "sigmoid twice": (lambda: Case(Sigmoided(), binary), "applied twice", "result of sigmoid"),
     "over samples": (lambda: Case(OverSamples(3), sums), "mixes samples", "softmax over dim"),
