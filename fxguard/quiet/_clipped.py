@@ -22,15 +22,16 @@ class ClippedBeforeUnscaled(Rule):
         self._times = 0
 
     def before(self, step: Step) -> None:
-        writes = self.training.writes()
-        if writes is None or self.training.has("clipped before unscaled"):
+        if not self.training.is_scaled() or self.training.has("clipped before unscaled"):
+            return
+        if (writes := self.training.writes()) is None:
             return
         weight = next((x for x in step.weights.values() if x.grad is not None), None)
         found = [] if weight is None else list(writes.of_gradient(weight))
         scaled = next((i for i, each in enumerate(found) if each.kind in UNSCALES), None)
         clip = next((each for each in found[:scaled] if _clips(each)), None)
         # Behind the step of another optimizer nobody sees what is written.
-        if clip is None or (scaled is None and not self.training.is_scaled()):
+        if clip is None:
             return
         self._times += 1
         if self._times == TWICE:

@@ -20,10 +20,10 @@ from fxguard.source.lines import Place, calling_line
 
 __all__ = ["LostUpdates"]
 
-SAMPLED = frozenset({10, 14, 17, 20, 30, 40, 50, 60, 80, 100, 140, 200, 300, 400, 600, 800})
-EVERY = 500  # steps, after these
-ELEMENTS = 2**12  # of each weight
-WEIGHTS = 64
+SAMPLED = frozenset({10, 15, 20, 40, 80, 160, 320})
+EVERY = 500  # steps, beside these
+ELEMENTS = 2**10  # of each weight
+WEIGHTS = 16
 LEAST = 3  # steps
 MOST_LOST = 0.5  # of the elements that had to move
 

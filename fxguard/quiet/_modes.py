@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+
+import torch
 from torch import nn
 from torch.nn import Module
 
@@ -18,14 +21,24 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class EvaluationInTraining(Rule):
-    """Finds dropout and batch norm that are in ``eval()`` in all steps, or in all later ones."""
+    """Finds dropout and batch norm that are in ``eval()`` in all steps, or in all later ones.
+
+    A model that is in ``eval()`` from the first step on may be meant to be. It is not if it was
+    evaluated before that, or if the script never calls ``eval()``, as with ``from_pretrained``.
+    """
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self._in_training = self._in_evaluation = 0  # steps; the latter since the last one of these
         self._idle: list[str] = []
         self._place: Place | None = None  # of the last backward
+        self._was_evaluated = False  # before the first step
         self._trains: bool | None = None  # the model, as its last backward ended
+
+    def called(self) -> None:
+        """Called when the model has run, in evaluation mode itself."""
+        if not self.training.steps and not torch.is_grad_enabled():
+            self._was_evaluated = True
 
     def backward_comes(self, place: Place | None) -> None:
         self._place = place
@@ -49,7 +62,9 @@ class EvaluationInTraining(Rule):
         self._trains = None
 
     def ends(self) -> None:
-        if not self._in_training and self._in_evaluation >= MANY:
+        if self._in_training or self._in_evaluation < MANY:
+            return
+        if self._was_evaluated or not _calls_eval(self._place):
             self._tell()
 
     def _tell(self) -> None:
@@ -69,6 +84,11 @@ class EvaluationInTraining(Rule):
             if self._in_training
             else "call model.train() before the training",
         )
+
+
+def _calls_eval(place: Place | None) -> bool:
+    """Whether the file that holds a line calls ``eval()``."""
+    return place is not None and any(".eval()" in line for line in linecache.getlines(place[0]))
 
 
 def _idle_in(model: Module | None) -> list[str]:

@@ -56,8 +56,8 @@ class ReplicasDiffer(Rule):
             self._leave(0, step)
         if self._number >= 0 and _is_looked_at(step.number):
             weights = _weights_of(self.training.model()).values()
-            bits = bits_of([x.grad for x in weights if x.grad is not None])
-            self._gradients = None if None in bits else sum(filter(None, bits))
+            found = bits_of([x.grad for x in weights if x.grad is not None])
+            self._gradients = None if None in found else sum(filter(None, found))
         if self._number >= 0 and self._probe is not None:
             weight, bits = self._probe
             held = weight()

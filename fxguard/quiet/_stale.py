@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ __all__ = ["StaleGradients"]
 
 SMALL = 2**12  # elements of a gradient that is copied
 WATCHED = 3  # gradients of each optimizer
-FIRST, EVERY = 8, 16  # steps: the first ones are watched, then each 16th
+MOST = 16  # weights among which these are looked for
+FIRST, EVERY = 8, 32  # steps: the first ones are watched, then two of 32
 TWICE = 2  # once may be a rehearsal
 
 
@@ -76,9 +78,11 @@ class StaleGradients(Rule):
             return
         if step.number > FIRST and step.number % EVERY > 1:
             return
+        named = list(step.weights.items())
+        some = [named[at * (len(named) - 1) // MOST] for at in range(MOST + 1)]
         with own_arithmetic():
-            found = [used for each in step.weights.items() if (used := _used_of(*each))]
-        self._used[step.optimizer] = found[:: max(1, len(found) // WATCHED)][:WATCHED]
+            found = (used for each in dict(some).items() if (used := _used_of(*each)))
+            self._used[step.optimizer] = list(itertools.islice(found, WATCHED))
 
     def _tell(self, used: _Used) -> None:
         self.training.found(

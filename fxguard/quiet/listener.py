@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from fxguard.batch.events import GraphRun
 from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import Loss
-from fxguard.forgiving import where_theirs_may_raise
+from fxguard.forgiving import theirs, where_theirs_may_raise
 from fxguard.guard.listeners import Listener, Recorded
 from fxguard.install.backwards import hear_of_backwards
 from fxguard.quiet._clipped import ClippedBeforeUnscaled
@@ -25,7 +25,7 @@ from fxguard.quiet._modes import EvaluationInTraining
 from fxguard.quiet._moves import NeverMoves
 from fxguard.quiet._replicas import ReplicasDiffer
 from fxguard.quiet._stale import StaleGradients
-from fxguard.quiet._training import Step, Training
+from fxguard.quiet._training import Rule, Step, Training
 from fxguard.report import terminal
 from fxguard.report.quiet_fault import QuietFault
 from fxguard.source.lines import Place, calling_line
@@ -37,7 +37,6 @@ RULES = (
     LossFaults,
     ClippedBeforeUnscaled,
     StaleGradients,
-    EvaluationInTraining,
     NeverMoves,
     LostUpdates,
     ReplicasDiffer,
@@ -65,7 +64,13 @@ class QuietFaults(Listener):
             self._model, self._name, self._writes, self._is_scaled, self._tell
         )
         self._dropout = DropoutInEvaluation(self._training)
-        self._rules = [rule(self._training) for rule in RULES]
+        self._mode = EvaluationInTraining(self._training)
+        rules = [self._mode, *(rule(self._training) for rule in RULES)]
+        self._hearers = {  # what each event calls, of the rules that hear of it
+            event: [getattr(x, event) for x in rules if getattr(type(x), event) is not method]
+            for event, method in vars(Rule).items()
+            if not event.startswith("_")
+        }
         self._held: weakref.WeakKeyDictionary[Optimizer, tuple[int, dict[str, weakref.ref[Tensor]]]]
         self._held = weakref.WeakKeyDictionary()
         model = self._model()
@@ -88,27 +93,30 @@ class QuietFaults(Listener):
         model = self._model()
         if model is None or model.training:
             return
-        with where_theirs_may_raise():  # as in `loss_came`
+        with where_theirs_may_raise():  # modules of others, and their mode
             self._dropout.called(model, runs)
+            self._mode.called()
 
     def loss_came(self, loss: Loss) -> None:
         """Let rules look at a loss, before its backward."""
         place = calling_line()
-        for rule in self._rules:
-            with where_theirs_may_raise():  # tensors of others may object to any question
-                rule.loss_comes(loss, place)
+        self._tell_all("loss_comes", loss, place)
 
     loss_heard = loss_came
 
+    def _tell_all(self, event: str, *given: Any) -> None:
+        for hear in self._hearers[event]:
+            try:
+                hear(*given)
+            except theirs():  # tensors and optimizers of others may object to any question
+                continue
+
     def _backward_comes(self, roots: list[Tensor], place: Place | None) -> None:
-        for rule in self._rules:
-            with where_theirs_may_raise():  # as in `loss_came`
-                rule.backward_comes(place)
+        self._tell_all("backward_comes", place)
 
     def gradients_came(self) -> None:
         """Let rules know that the backward has ended."""
-        for rule in self._rules:
-            rule.gradients_came()
+        self._tell_all("gradients_came")
 
     def closes(self) -> None:
         """Let rules judge what can be judged at the end only."""
@@ -120,17 +128,13 @@ class QuietFaults(Listener):
             self._hooks.close()
         if self._end is not None:
             self._end()
-        for rule in self._rules:
-            with where_theirs_may_raise():  # as in `loss_came`
-                rule.ends()
+        self._tell_all("ends")
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with where_theirs_may_raise():  # optimizers of others, and their groups
             self._step = self._begun(optimizer)
-        if (step := self._step) is not None:
-            for rule in self._rules:
-                with where_theirs_may_raise():  # as in `loss_came`
-                    rule.before(step)
+        if self._step is not None:
+            self._tell_all("before", self._step)
 
     def _begun(self, optimizer: Optimizer) -> Step | None:
         weights = self._weights_of(optimizer)
@@ -139,8 +143,7 @@ class QuietFaults(Listener):
         if self._is_part:
             return None
         if not weights:
-            for rule in self._rules:
-                rule.of_others(optimizer)
+            self._tell_all("of_others", optimizer)
             return None
         self._training.steps += 1
         is_learning = any(float(group.get("lr", 1.0)) > 0 for group in optimizer.param_groups)
@@ -150,9 +153,7 @@ class QuietFaults(Listener):
         step, self._step = self._step, None
         if step is None or step.optimizer is not optimizer:
             return
-        for rule in self._rules:
-            with where_theirs_may_raise():  # as in `loss_came`
-                rule.after(step)
+        self._tell_all("after", step)
 
     def _is_in_another(self) -> bool:
         own = self._model()

@@ -75,6 +75,11 @@ def evaluate(step: int, model: nn.Module) -> None:
 # Evaluation mode in training.
 
 
+def evaluate_first(step: int, model: nn.Module) -> None:
+    if step == 0:
+        evaluate(10, model)
+
+
 def back(step: int, model: nn.Module) -> None:
     evaluate(step, model)
     model.train()
@@ -319,7 +324,7 @@ FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
         "since step 12, with Dropout",
     ),
     "eval in all steps": (
-        lambda: Case(Net(p=0.1).eval(), squares),
+        lambda: Case(Net(p=0.1), squares, before=evaluate_first),
         "evaluation mode in training",
         "in every step, with Dropout",
     ),
@@ -391,6 +396,7 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "set to 0 behind another backward": lambda: Case(Net(), squares, zeroes=False, after=in_turn),
     "eval and back": lambda: Case(Net(p=0.1), squares, after=back),
     "frozen batch norm": lambda: Case(frozen_norm(), squares),
+    "eval on purpose": lambda: Case(Net(p=0.1).eval(), squares),
     "eval without dropout": lambda: Case(Net().eval(), squares),
     "dropout on purpose": lambda: Case(DropsOnPurpose(), squares, after=validate),
     "Monte Carlo dropout": lambda: Case(Net(p=0.1), squares, after=sample),
