@@ -45,7 +45,7 @@ REFERENCE: dict[str, tuple[str, ...]] = {
             for name in ("Report", "Origin", "Frame", "Row", "Source", "Fix")
         ),
         *(f"fxguard.types.{name}" for name in ("Climb", "Growth", "QuietFault")),
-        *("fxguard.FxguardError", "fxguard.BatchLimitReached"),
+        *("fxguard.FxguardError", "fxguard.BatchLimitReached", "fxguard.HistoryEvent"),
     ),
     "Training runs": (
         "fxguard.load_history",

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from fxguard.history.history import load_history as load_history
     from fxguard.install.remove import remove as remove
     from fxguard.passes.checks import insert_checks as insert_checks
+    from fxguard.report.errors import HistoryEvent as HistoryEvent
     from fxguard.report.errors import NonFiniteError as NonFiniteError
     from fxguard.trace.file import load_trace as load_trace
 
@@ -70,6 +71,7 @@ _HOME = {
     "BatchLimitReached": "errors",
     "DebugUnderflowOverflow": "debug_utils",
     "FxguardError": "errors",
+    "HistoryEvent": "report.errors",
     "NonFiniteError": "report.errors",
     "backend": "api.backend",
     "compare": "comparison.compare",

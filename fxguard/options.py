@@ -46,6 +46,7 @@ class InstrumentOptions(TypedDict, total=False):
     trace_to: str | os.PathLike[str] | None
     history: str | os.PathLike[str] | None
     history_weights: bool
+    stop_at_event: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,10 @@ class Options:
             "help": "when the loss jumps, also try the weights of the four steps before: takes the "
             "memory of four copies of the weights"
         },
+    )
+    stop_at_event: bool = field(
+        default=False,
+        metadata={"help": "end the run at the first event of the history, with status 4"},
     )
     abort_after_batch_num: int | None = field(
         default=None,
@@ -177,7 +182,7 @@ class Options:
 
     def __post_init__(self) -> None:
         switches = ("strict", "replay", "backward", "reproduce_ranges_only", "sync_ranks")
-        for name in (*switches, "history_weights"):
+        for name in (*switches, "history_weights", "stop_at_event"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} has to be True or False, got {getattr(self, name)!r}")
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
@@ -234,6 +239,8 @@ class Options:
             )
         if self.history_weights and self.history is None:
             raise UsageError("history_weights adds to what a history tries: give history too")
+        if self.stop_at_event and self.history is None:
+            raise UsageError("stop_at_event stops at an event of a history: give history too")
         patterns = self.ignore
         if isinstance(patterns, str) or not isinstance(patterns, Iterable):
             raise UsageError(f"ignore has to be a list of globs, got {patterns!r}")

@@ -43,6 +43,7 @@ def instrument(
     trace_to: str | os.PathLike[str] | None = None,
     history: str | os.PathLike[str] | None = None,
     history_weights: bool = False,
+    stop_at_event: bool = False,
 ) -> Model:
     """Check every operation of a model for inf and NaN, in forward and backward, in place.
 
@@ -102,6 +103,8 @@ def instrument(
             :func:`fxguard.load_history` reads the folder. It needs ``fxguard[history]``.
         history_weights: when the loss jumps, also run the batch with the weights of each of the
             four steps before. It takes the memory of four copies of the weights.
+        stop_at_event: raise :class:`HistoryEvent` at the first event of the history, when the model
+            is called next.
 
     Returns:
         The same object; for a function, a module that looks like it and calls it.
@@ -132,6 +135,7 @@ def instrument(
         trace_to=trace_to,
         history=history,
         history_weights=history_weights,
+        stop_at_event=stop_at_event,
     )
     module: Any = model if isinstance(model, Module) else module_of(model)
     check_can_instrument(module)

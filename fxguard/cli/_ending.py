@@ -10,7 +10,7 @@ from fxguard.cli._processes import Note
 from fxguard.cli._statuses import Status
 from fxguard.errors import BatchLimitReached
 from fxguard.forgiving import where_theirs_may_raise
-from fxguard.report.errors import NonFiniteError
+from fxguard.report.errors import HistoryEvent, NonFiniteError
 from fxguard.report.terminal import escaped
 
 __all__ = ["end", "last_line", "say"]
@@ -43,6 +43,11 @@ def end(
         if tells:
             last_line(note)
         return Status.FINE
+    if isinstance(error, HistoryEvent):
+        say(f"stopped at the event of {error}")
+        if tells:
+            last_line(note)
+        return Status.EVENT
     if isinstance(error, NonFiniteError):
         say(error.report.advice)
         return Status.DETECTED

@@ -29,6 +29,7 @@ NOT_REPEATED = (
     *PATHS,
     "reproduce_ranges_only",
     "history_weights",
+    "stop_at_event",
     "trace_batch_nums",
     "abort_after_batch_num",
 )

@@ -17,5 +17,6 @@ class Status(enum.IntEnum):
     NOTHING = 2  # nothing could be compared
     DAMAGED = 2  # a file could not be read
     DETECTED = 3
+    EVENT = 4  # of a history, with --stop-at-event
     NOTED = 5  # a quiet fault, with --fail-on note
     PIPE_CLOSED = 141  # by `| head`: as shells report it, 128 + SIGPIPE

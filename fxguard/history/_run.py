@@ -65,8 +65,8 @@ class Run:
         self.judge.register(series)
         self._writer.register(series)
 
-    def add(self, row: Row, trial: Trial | None) -> None:
-        """Take the numbers of the step that has ended.
+    def add(self, row: Row, trial: Trial | None) -> list[Event]:
+        """Take the numbers of the step that has ended, and return the events that it shows.
 
         Args:
             row: the numbers.
@@ -87,6 +87,7 @@ class Run:
             opened, sentence = self.judge.moved
             if (told := self._told.get(opened)) is not None:
                 self._loss_moved(told, sentence, trial)
+        return events
 
     def _loss_moved(self, event: Event, sentence: str, trial: Trial | None) -> None:
         """Write an event again, of which the loss has moved later."""

@@ -34,6 +34,7 @@ from fxguard.history._writer import need_pyarrow
 from fxguard.install.backwards import hear_of_backwards
 from fxguard.measure.func_levels import levels_left
 from fxguard.ranks import agreement
+from fxguard.report.errors import HistoryEvent
 from fxguard.report.event import Event
 from fxguard.source.lines import Place
 from fxguard.verdict.report_of import Finished
@@ -74,15 +75,22 @@ class Histories(Listener):
         self._steps = 0  # of optimizers, since the row began
         self._has_optimizer: bool | None = None  # None while that is not known
         self._counts = False  # whether the batch that runs is one of a training
+        self._events: list[Event] = []  # all that were told
         self._begun = time.perf_counter()
         self._end = hear_of_backwards(self._backward_comes)
         _open.add(self)
         weakref.finalize(recorder, self.closes).atexit = False  # with its model
 
     def begins(self, batch: Batch) -> None:
-        """End the step before."""
+        """End the step before.
+
+        Raises:
+            HistoryEvent: with ``stop_at_event``, if a step has shown one.
+        """
         with levels_left():  # no level of torch.func reaches into what is kept
             self._begins()
+        if self.options.stop_at_event and self._events:
+            raise HistoryEvent(self._events[0])
 
     def _begins(self) -> None:
         if self._has_optimizer is None and self._calls >= WITHOUT:
@@ -167,7 +175,7 @@ class Histories(Listener):
         run = self._opened()
         self._operations.captured.ends_step(run.number)
         more, self._calls, self._steps = self._calls - 1, 0, 0
-        run.add(self._step.row(run.number), self._trials.of_step(run.number))
+        self._events += run.add(self._step.row(run.number), self._trials.of_step(run.number))
         if self._has_optimizer is False:  # the row holds the calls until that was known
             run.number += max(0, more)
 

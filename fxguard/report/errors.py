@@ -1,11 +1,12 @@
-"""The exceptions that carry a report."""
+"""The exceptions that carry a record."""
 
 from __future__ import annotations
 
 from fxguard.errors import FxguardError
+from fxguard.report.event import Event
 from fxguard.report.report import Report
 
-__all__ = ["NonFiniteError", "NumericsError"]
+__all__ = ["HistoryEvent", "NonFiniteError", "NumericsError"]
 
 
 class NonFiniteError(FxguardError, ValueError):
@@ -24,6 +25,21 @@ class NonFiniteError(FxguardError, ValueError):
 
     def __reduce__(self) -> tuple[type[NonFiniteError], tuple[str, Report]]:
         return (type(self), (str(self), self.report))
+
+
+class HistoryEvent(FxguardError):  # noqa: N818 - a name of the specification
+    """The first event of a history, with ``stop_at_event=True``.
+
+    Attributes:
+        event: the :class:`fxguard.types.Event`, which was printed before this is raised.
+    """
+
+    def __init__(self, event: Event) -> None:
+        super().__init__(event.headline)
+        self.event = event
+
+    def __reduce__(self) -> tuple[type[HistoryEvent], tuple[Event]]:
+        return (type(self), (self.event,))
 
 
 class NumericsError(FxguardError, AssertionError):

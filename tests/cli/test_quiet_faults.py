@@ -61,7 +61,9 @@ for step in range(30):
     scaler.update()
 """
 
-UNSCALED = SCALED.replace("    torch.nn.utils", "    scaler.unscale_(optimizer)\n    torch.nn.utils")
+UNSCALED = SCALED.replace(
+    "    torch.nn.utils", "    scaler.unscale_(optimizer)\n    torch.nn.utils"
+)
 
 RANKS = """\
 import sys
@@ -114,7 +116,9 @@ def test_a_note_stands_above_the_last_line(tmp_path: Path) -> None:
     note, last = printed.splitlines()
     assert note.startswith("fxguard: note: stale gradients: this backward adds to the gradient of")
     assert "(train.py:9): it was not set to 0 before step " in note
-    assert note.endswith("; call optimizer.zero_grad() once for each step, before its first backward")
+    assert note.endswith(
+        "; call optimizer.zero_grad() once for each step, before its first backward"
+    )
     assert last == "fxguard: checked 30 batches of Sequential (3 operations); nothing else found"
     record = json.loads((tmp_path / "run.json").read_text())
     assert told("Run", record) == []
@@ -138,8 +142,9 @@ def test_the_own_status_of_a_script_comes_first(tmp_path: Path) -> None:
 
 def test_a_model_that_is_gone_at_the_end_is_judged(tmp_path: Path) -> None:
     _, printed = run(tmp_path, IN_A_FUNCTION)
-    assert "note: never moves: model.1.weight and model.1.bias: no optimizer holds it" in printed or (
-        "note: never moves: 1.weight and 1.bias: no optimizer holds it" in printed
+    assert (
+        "note: never moves: model.1.weight and model.1.bias: no optimizer holds it" in printed
+        or ("note: never moves: 1.weight and 1.bias: no optimizer holds it" in printed)
     )
 
 

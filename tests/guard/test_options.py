@@ -16,7 +16,15 @@ from fxguard.options import InstrumentOptions, Options
 from support.needs import OF_PYTHON_3_13_0
 
 # What a compiler's backend cannot do: it has no model to write of, and no batch of all ranks.
-NOT_OF_BACKENDS = {"trace_to", "history", "history_weights", "backward", "loss_scale", "sync_ranks"}
+NOT_OF_BACKENDS = {
+    "trace_to",
+    "history",
+    "history_weights",
+    "stop_at_event",
+    "backward",
+    "loss_scale",
+    "sync_ranks",
+}
 
 
 @pytest.mark.parametrize(
