@@ -34,6 +34,7 @@ from fxguard.install.holders import name_by_holder
 from fxguard.install.instrumented import check_kind, find_guard, unwrapped
 from fxguard.install.own_calls import OwnCalls
 from fxguard.options import Options
+from fxguard.quiet.listener import QuietFaults
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
 from fxguard.steps.losses import Losses
@@ -343,6 +344,8 @@ class OutermostModules:
             # A glob for one of the models names nothing in the others, so no warning is due here.
             guard.delivery.warns_of_idle_globs = False
             guard.capture = captures
+            if (quiet := guard.recorder.listener(QuietFaults)) is not None:
+                quiet.tells = False  # who runs the script tells of them at its end
             if self.losses is not None:
                 guard.watch_steps(self.losses)
             guard.delivery.heard = self.on_report

@@ -19,7 +19,6 @@ from fxguard.guard.guard import GuardedModel
 from fxguard.install.instrumented import find_guard, unwrapped
 from fxguard.install.remove import remove
 from fxguard.options import InstrumentOptions
-from fxguard.quiet.listener import QuietFaults
 from fxguard.steps.losses import Losses
 
 __all__ = ["watch"]
@@ -121,9 +120,6 @@ def _watched(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Gu
     assert isinstance(guard, GuardedModel)
     if guard.whole_step is not None:
         raise UsageError(f"this {type(inner).__name__} is watched already")
-    quiet = guard.recorder.listener(QuietFaults)
-    if quiet is not None:
-        quiet.tells = True
     losses = Losses()
     guard.watch_steps(losses)
     calls = guard.recorder.next_number

@@ -213,10 +213,14 @@ class GuardedModel(Guard):
         """
         self.whole_step = WholeStep(losses, self.names, self.delivery, self.backward)
         self.recorder.steps.are_watched = True
+        for listener in self.recorder.listeners:
+            listener.watches_steps()
 
     def stop_watching_steps(self) -> None:
         """Watch only the model again."""
         if self.whole_step is not None:
+            for listener in self.recorder.listeners:
+                listener.leaves_steps()
             self.whole_step.close()
             self.whole_step = None
             self.recorder.steps.are_watched = False

@@ -107,6 +107,12 @@ class Listener:
         """What it has found wrong with the training that raises nothing."""
         return ()
 
+    def watches_steps(self) -> None:
+        """Called when the losses and optimizers of the model are watched from now on."""
+
+    def leaves_steps(self) -> None:
+        """Called when they no longer are."""
+
     def begins(self, batch: Batch) -> None:
         """Called when a batch begins; to add a :class:`~fxguard.batch.watchers.BatchWatcher`."""
 

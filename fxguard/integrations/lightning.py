@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from fxguard.api.instrument import guard_of
 from fxguard.api.listening import guard_with_tools
+from fxguard.guard.guard import GuardedModel
 from fxguard.install.instrumented import check_can_instrument, find_guard
 from fxguard.install.methods import Methods
 from fxguard.install.remove import remove
@@ -94,10 +95,13 @@ class FxguardCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore the module."""
+        guard = find_guard(pl_module)
         if self.losses is not None:
+            if isinstance(guard, GuardedModel):
+                guard.stop_watching_steps()
             self.losses.close()
             self.losses = None
-        if find_guard(pl_module) is not None:
+        if guard is not None:
             remove(pl_module)
 
     def on_exception(

@@ -43,7 +43,7 @@ class Training:
         model: gives the model; None when it is gone.
         held_as: the name that a script has for the model; "" if names need not begin with it.
         writes: gives what the script has written since the last backward; None if that is not seen.
-        is_scaled: whether a GradScaler has multiplied the last loss by another factor than 1.
+        is_scaled: whether a GradScaler has multiplied the last loss.
         tell: called with each new fault.
 
     Attributes:

@@ -1,10 +1,10 @@
-"""Looks for quiet faults in the training of one guarded model."""
+"""Looks for quiet faults in the training of one guarded model, while its steps are watched."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -53,13 +53,12 @@ class QuietFaults(Listener):
         recorder: the batches of the model.
 
     Attributes:
-        tells: whether each fault is printed as it is found.
+        tells: whether each fault is printed when it is found.
     """
 
     def __init__(self, recorder: Recorded) -> None:
         super().__init__(recorder)
-        self.tells = False
-        self._has_ended = False
+        self.tells = True
         self._training = Training(
             self._model, self._name, self._writes, self._is_scaled, self._tell
         )
@@ -73,14 +72,9 @@ class QuietFaults(Listener):
         }
         self._held: weakref.WeakKeyDictionary[Optimizer, tuple[int, dict[str, weakref.ref[Tensor]]]]
         self._held = weakref.WeakKeyDictionary()
-        model = self._model()
-        is_trained = model is not None and next(model.parameters(), None) is not None
-        if is_trained:
-            _all.add(self)
-        self._hooks = StepHooks(self._before, self._after) if is_trained else None
+        self._watching: tuple[StepHooks, Callable[[], None]] | None = None
         self._is_part = False  # of another guarded model, which was called by itself
         self._others = 0  # when that was last asked
-        self._end = hear_of_backwards(self._backward_comes) if is_trained else None
         self._step: Step | None = None
 
     @property
@@ -118,17 +112,25 @@ class QuietFaults(Listener):
         """Let rules know that the backward has ended."""
         self._tell_all("gradients_came")
 
-    def closes(self) -> None:
+    def watches_steps(self) -> None:
+        """Hear of optimizers and backwards, if the model has weights."""
+        model = self._model()
+        if model is not None and next(model.parameters(), None) is not None:
+            _all.add(self)
+            hooks = StepHooks(self._before, self._after)
+            self._watching = hooks, hear_of_backwards(self._backward_comes)
+
+    def leaves_steps(self) -> None:
         """Let rules judge what can be judged at the end only."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        _all.discard(self)
-        if self._hooks is not None:
-            self._hooks.close()
-        if self._end is not None:
-            self._end()
-        self._tell_all("ends")
+        if self._watching is not None:
+            hooks, end = self._watching
+            self._watching = None
+            _all.discard(self)
+            hooks.close()
+            end()
+            self._tell_all("ends")
+
+    closes = leaves_steps
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with where_theirs_may_raise():  # optimizers of others, and their groups
@@ -146,7 +148,7 @@ class QuietFaults(Listener):
             self._tell_all("of_others", optimizer)
             return None
         self._training.steps += 1
-        is_learning = any(float(group.get("lr", 1.0)) > 0 for group in optimizer.param_groups)
+        is_learning = any(_is_above_zero(group.get("lr")) for group in optimizer.param_groups)
         return Step(optimizer, weights, self._training.steps, is_learning)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -189,8 +191,13 @@ class QuietFaults(Listener):
     def _is_scaled(self) -> bool:
         recorder = self._recorder()
         scalers = () if recorder is None else recorder.steps.scalers or ()
-        return any(x.is_enabled() and x.get_scale() != 1 for x in scalers)
+        return any(x.is_enabled() for x in scalers)
 
     def _tell(self, fault: QuietFault) -> None:
         if self.tells:
             terminal.write(f"fxguard: note: {fault.line}", sys.stderr)
+
+
+def _is_above_zero(rate: object) -> bool:
+    """Whether a learning rate moves anything; one on another device counts, to wait for nothing."""
+    return not isinstance(rate, (int, float)) or rate > 0
