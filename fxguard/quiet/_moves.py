@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
@@ -39,7 +39,7 @@ class _Still:
     name: str
     weight: weakref.ref[Tensor]
     first: int  # its bits, added up
-    dim: int
+    shape: torch.Size
     is_held: bool = False  # by an optimizer that made a step
     has_gradient: bool = False
     has_other: bool = False  # than 0
@@ -66,9 +66,9 @@ class NeverMoves(Rule):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self._still: list[_Still] | None = None  # None before the first step
-        self._all: list[str] = []  # names of the weights that ask for gradients
+        self._all: dict[str, torch.Size] = {}  # weights that ask for gradients, and their shapes
         self._next = FEW
-        self._pending: list[Callable[[], None]] = []
+        self._pending: list[tuple[str, list[_Still], _Fault]] = []
         self._readers = Readers()
         self._came = False  # gradients, since the last step of any optimizer
         self._strangers = 0  # steps of optimizers that hold nothing with a gradient
@@ -88,9 +88,9 @@ class NeverMoves(Rule):
             return
         if self._still is None:
             self._still = list(_weights_of(self.training.model()))
-            self._all = [each.name for each in self._still]
+            self._all = {each.name: each.shape for each in self._still}
         if step.number == MANY:
-            self._orphans |= _orphans_in(step.optimizer, step.weights.values())
+            self._orphans |= _orphans_in(step.optimizer, self.training.of_models())
         self._look_at_gradients(self._still, step)
 
     def after(self, step: Step) -> None:
@@ -120,32 +120,39 @@ class NeverMoves(Rule):
                 "gradient, and the model's had",
                 advice="create the optimizer after the model was copied, moved or rebuilt",
             )
-        for tell in self._pending:
-            tell()
+        if self.training.model() is not None:
+            self._forget_moved()
+        still = self._still or []
+        for state, weights, fault in self._pending:
+            # A head may be switched on late.
+            if all(each in still and self._state_of(each) == state for each in weights):
+                self._tell(fault)
 
-    def _faults(self, model: Module) -> Iterator[Callable[[], None]]:
+    def _faults(self, model: Module) -> Iterator[tuple[str, list[_Still], _Fault]]:
         """What is to be told of the weights that have not moved."""
         still = self._still or []
         moved = set(self._all).difference(each.name for each in still)
         patterns = {_pattern(name) for name in moved}
+        twins = _twins(self._all, moved)
         together = defaultdict[tuple[str, str], list[_Still]](list)
         for each in still:
-            if _pattern(each.name) not in patterns:  # experts and layers that take turns
+            # Experts and layers that take turns; a target network beside the one that is trained.
+            if _pattern(each.name) not in patterns and _top(each.name) not in twins:
                 state = self._state_of(each)
                 module = each.name.rpartition(".")[0] if state == UNREACHED else ""
                 together[state, module].append(each)
         for (state, module), weights in together.items():
             fault = self._fault(state, model, module, weights)
             if fault is not None:
-                yield functools.partial(self._tell, fault)
+                yield state, weights, fault
 
     def _state_of(self, each: _Still) -> str:
         """How a weight gets no gradient, or none other than 0, or no optimizer for it."""
         if not each.has_gradient:
-            return UNREACHED
+            return UNREACHED if each.is_held else ""
         if each.zeros >= SEEN and not each.has_other:
             return ZERO
-        return UNHELD if not each.is_held and each.dim in self._orphans else ""
+        return UNHELD if not each.is_held and len(each.shape) in self._orphans else ""
 
     def _tell(self, fault: _Fault) -> None:
         self.training.found(
@@ -167,7 +174,9 @@ class NeverMoves(Rule):
                 "create the optimizer after the layer was replaced",
                 ", with gradients; the optimizer holds weights that the model no longer has",
             )
-        if state == ZERO and any(each.dim > 1 for each in weights):  # a bias alone may cancel
+        if state == ZERO and any(
+            len(each.shape) > 1 for each in weights
+        ):  # a bias alone may cancel
             are_zero = all(each.first == 0 for each in weights)
             return _Fault(
                 f"{what}: its gradient is 0 in every step",
@@ -192,7 +201,7 @@ class NeverMoves(Rule):
         if source is None:
             return None
         return _Fault(
-            f"{what}: no operation reads it",
+            f"{what}: no operation that leads to the loss reads it",
             "use it in the forward, or remove it",
             place=(source.file, source.line),
         )
@@ -200,14 +209,12 @@ class NeverMoves(Rule):
     def _look_at_gradients(self, still: Iterable[_Still], step: Step) -> None:
         """Note which weights have gradients, and which of these are other than 0."""
         measures = step.number > FEW and (step.number <= MANY or step.number % MANY == 0)
-        if step.number > FEW and not measures:
-            return
         for each in still:
             weight = each.weight()
-            if weight is None or each.has_other:
+            if weight is None:
                 continue
             each.is_held = each.is_held or each.name in step.weights
-            if (gradient := weight.grad) is None:
+            if each.has_other or (gradient := weight.grad) is None:
                 continue
             each.has_gradient = True
             if measures:
@@ -230,16 +237,34 @@ def _weights_of(model: Module | None) -> Iterator[_Still]:
     named = [] if model is None else [x for x in model.named_parameters() if x[1].requires_grad]
     for (name, weight), bits in zip(named, bits_of([x for _, x in named]), strict=True):
         if bits is not None:
-            yield _Still(name, weakref.ref(weight), bits, weight.dim())
+            yield _Still(name, weakref.ref(weight), bits, weight.shape)
 
 
-def _orphans_in(optimizer: Optimizer, of_model: Iterable[Tensor]) -> set[int]:
-    """How many dimensions weights have that an optimizer holds, no gradient reaches, and the model
-    does not have.
+def _orphans_in(optimizer: Optimizer, of_models: Collection[int]) -> set[int]:
+    """How many dimensions weights have that an optimizer holds, no gradient reaches, and no model
+    has, given the identities of those that models have.
     """
-    own = {id(weight) for weight in of_model}
     held = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return {x.dim() for x in held if id(x) not in own and x.grad is None}
+    return {x.dim() for x in held if id(x) not in of_models and x.grad is None}
+
+
+def _twins(shapes: Mapping[str, torch.Size], moved: Collection[str]) -> set[str]:
+    """The parts of a model, by name, that are built as another one whose weights have moved."""
+    parts = defaultdict[str, set[tuple[str, torch.Size]]](set)
+    for name, shape in shapes.items():
+        if "." in name:
+            parts[_top(name)].add((name.partition(".")[2], shape))
+    trained = {_top(name) for name in moved}
+    return {
+        top
+        for top, part in parts.items()
+        if top not in trained and any(parts.get(other) == part for other in trained)
+    }
+
+
+def _top(name: str) -> str:
+    """``target`` of ``target.0.weight``."""
+    return name.partition(".")[0]
 
 
 def _pattern(name: str) -> str:

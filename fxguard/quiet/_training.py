@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -44,6 +44,7 @@ class Training:
         held_as: the name that a script has for the model; "" if names need not begin with it.
         writes: gives what the script has written since the last backward; None if that is not seen.
         is_scaled: whether a GradScaler has multiplied the last loss.
+        of_models: gives the identities of the weights of all models that are watched.
         tell: called with each new fault.
 
     Attributes:
@@ -57,12 +58,14 @@ class Training:
         held_as: Callable[[], str],
         writes: Callable[[], LateWrites | None],
         is_scaled: Callable[[], bool],
+        of_models: Callable[[], Collection[int]],
         tell: Callable[[QuietFault], object],
     ) -> None:
         self.model = model
         self.held_as = held_as
         self.writes = writes
         self.is_scaled = is_scaled
+        self.of_models = of_models
         self.steps = 0
         self.faults: list[QuietFault] = []
         self._tell = tell

@@ -60,7 +60,7 @@ class QuietFaults(Listener):
         super().__init__(recorder)
         self.tells = True
         self._training = Training(
-            self._model, self._name, self._writes, self._is_scaled, self._tell
+            self._model, self._name, self._writes, self._is_scaled, _weights_of_all, self._tell
         )
         self._dropout = DropoutInEvaluation(self._training)
         self._mode = EvaluationInTraining(self._training)
@@ -201,3 +201,9 @@ class QuietFaults(Listener):
 def _is_above_zero(rate: object) -> bool:
     """Whether a learning rate moves anything; one on another device counts, to wait for nothing."""
     return not isinstance(rate, (int, float)) or rate > 0
+
+
+def _weights_of_all() -> set[int]:
+    """The identities of the weights of all models that are watched."""
+    models = [model for each in tuple(_all) if (model := each._model()) is not None]
+    return {id(weight) for model in models for weight in model.parameters()}

@@ -185,6 +185,47 @@ class OneZero(TwoZeros):
         nn.init.normal_(self.a)
 
 
+class Target(nn.Module):
+    """A target network that is not updated yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.target = copy.deepcopy(self.online)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = self.target(x)
+        found: Tensor = self.online(x) + 0.1 * wanted
+        return found
+
+
+class Late(Net):
+    """A second head, which is used from step 45 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late, self.is_on = nn.Linear(4, 1), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        return found + self.late(x) if self.is_on else found
+
+
+def switch_on(step: int, model: nn.Module) -> None:
+    model.is_on = step >= 45
+
+
+class Teacher(Net):
+    """Reads weights that the optimizer does not hold, without a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = torch.relu(self.up(x))
+        found: Tensor = self.head(h)
+        return found
+
+
 class Experts(nn.Module):
     """One of four experts is never chosen."""
 
@@ -343,7 +384,11 @@ FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
         "dropout in evaluation",
         "dropout_p=p if self.training else 0.0",
     ),
-    "unread": (lambda: Case(Unread(), squares), "never moves", "gate.weight and gate.bias: no"),
+    "unread": (
+        lambda: Case(Unread(), squares),
+        "never moves",
+        "gate.weight and gate.bias: no operation",
+    ),
     "detached": (
         lambda: Case(Detached(), squares),
         "never moves",
@@ -403,6 +448,9 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "frozen": lambda: Case(frozen(), squares),
     "one zero": lambda: Case(OneZero(), squares),
     "idle expert": lambda: Case(Experts(), squares),
+    "a target network": lambda: Case(Target(), squares),
+    "a late head": lambda: Case(Late(), squares, before=switch_on),
+    "a teacher": lambda: Case(Teacher(), squares, optimizer=head_alone),
     "head alone": lambda: Case(Net(), squares, optimizer=head_alone),
     "bfloat16 that moves": lambda: Case(bfloat16(), of_bfloat16, optimizer=large_adam),
     "all pairs": lambda: Case(Net(), all_pairs),
