@@ -10,6 +10,7 @@ from torch.nn import Module
 
 from fxguard.quiet._training import MANY, Rule, Step, Training
 from fxguard.source.lines import Place
+from fxguard.source.own_classes import own_files
 
 __all__ = ["EvaluationInTraining"]
 
@@ -64,7 +65,7 @@ class EvaluationInTraining(Rule):
     def ends(self) -> None:
         if self._in_training or self._in_evaluation < MANY:
             return
-        if self._was_evaluated or not _calls_eval(self._place):
+        if self._was_evaluated or not _calls_eval():
             self._tell()
 
     def _tell(self) -> None:
@@ -86,9 +87,9 @@ class EvaluationInTraining(Rule):
         )
 
 
-def _calls_eval(place: Place | None) -> bool:
-    """Whether the file that holds a line calls ``eval()``."""
-    return place is not None and any(".eval()" in line for line in linecache.getlines(place[0]))
+def _calls_eval() -> bool:
+    """Whether the user's own files call ``eval()``."""
+    return any(".eval()" in line for file in own_files() for line in linecache.getlines(file))
 
 
 def _idle_in(model: Module | None) -> list[str]:

@@ -62,18 +62,11 @@ class StaleGradients(Rule):
             used[:] = [each for each in used if _stays(each, place)]
 
     def before(self, step: Step) -> None:
-        for each in self._used.pop(step.optimizer, ()):
-            gradient = each.now()
-            if each.place is None or gradient is None:
-                continue
-            with own_arithmetic():
-                if not each.is_as_it_was(gradient) and bool(gradient.any()):
-                    self._times += 1
-                    if self._times >= TWICE:
-                        self._tell(each)
-            return  # one of them is enough
+        self._judge(step.optimizer)
 
     def after(self, step: Step) -> None:
+        self._judge(step.optimizer)  # the backward may be in the step, as in a closure
+        self._used.pop(step.optimizer, None)
         if self.training.has("stale gradients"):
             return
         if step.number > FIRST and step.number % EVERY > 1:
@@ -83,6 +76,20 @@ class StaleGradients(Rule):
         with own_arithmetic():
             found = (used for each in dict(some).items() if (used := _used_of(*each)))
             self._used[step.optimizer] = list(itertools.islice(found, WATCHED))
+
+    def _judge(self, optimizer: Optimizer) -> None:
+        for each in self._used.get(optimizer, ()):
+            gradient = each.now()
+            if each.place is None or gradient is None:
+                continue
+            with own_arithmetic():
+                is_sum = not each.is_as_it_was(gradient) and bool(gradient.any())
+            if is_sum:
+                del self._used[optimizer]
+                self._times += 1
+                if self._times >= TWICE:
+                    self._tell(each)
+                return  # one of them is enough
 
     def _tell(self, used: _Used) -> None:
         self.training.found(

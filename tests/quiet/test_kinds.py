@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -42,17 +43,18 @@ class Case:
     before: Callable[[int, nn.Module], object] = field(default=lambda step, model: None)
 
 
-def faults_of(case: Case, steps: int = STEPS) -> list[QuietFault]:
+def faults_of(case: Case, steps: int = STEPS, *, compiles: bool = False) -> list[QuietFault]:
     torch.manual_seed(0)
     optimizer = case.optimizer(case.model)
+    model: Any = torch.compile(case.model, backend="aot_eager") if compiles else case.model
     with fxguard.watch(case.model) as guard:
         for step in range(steps):
             case.before(step, case.model)
             if case.zeroes:
                 optimizer.zero_grad()
-            case.loss(case.model, torch.randn(ROWS, 4)).backward()
+            case.loss(model, torch.randn(ROWS, 4)).backward()
             optimizer.step()
-            case.after(step, case.model)
+            case.after(step, model)
     return guard.quiet_faults
 
 
@@ -478,6 +480,24 @@ def test_faults_are_told(name: str) -> None:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_told_of_what_is_right(name: str) -> None:
     assert faults_of(HEALTHY[name]()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["stale", "functional dropout", "detached", "broadcast", "softmax twice", "over samples"],
+)
+def test_faults_of_a_compiled_model_are_told(name: str) -> None:
+    make, kind, text = FAULTY[name]
+    (fault,) = faults_of(make(), compiles=True)
+    assert fault.kind == kind
+    assert text in fault.line
+
+
+@pytest.mark.parametrize(
+    "name", ["as it should be", "dropout on purpose", "all pairs", "a teacher"]
+)
+def test_nothing_is_told_of_a_compiled_model_that_is_right(name: str) -> None:
+    assert faults_of(HEALTHY[name](), compiles=True) == []
 
 
 def test_few_steps_show_no_weight_that_never_moves() -> None:
