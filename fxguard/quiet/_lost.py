@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -36,6 +37,19 @@ class _Sample:
     copy: Tensor
 
 
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """What the steps of one optimizer showed."""
+
+    optimizer: str
+    steps: int = 0  # with a learning rate above 0
+    shares: list[float] = field(default_factory=list)  # of lost elements, in each step looked at
+    looked: Counter[str] = field(default_factory=Counter)  # steps, by weight
+    lost: Counter[str] = field(default_factory=Counter)  # those in which most of it was lost
+    place: Place | None = None
+    example: tuple[str, float, float] | None = None  # a dtype, an update and a weight
+
+
 class LostUpdates(Rule):
     """Compares samples of weights before and behind some steps of SGD, Adam and AdamW.
 
@@ -46,18 +60,22 @@ class LostUpdates(Rule):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self._samples: list[_Sample] = []
-        self._shares: list[float] = []  # of lost elements, in each step that was looked at
-        self._lost: dict[str, int] = {}  # steps in which most of a weight was lost
-        self._looked: dict[str, int] = {}
-        self._place: Place | None = None
-        self._last: tuple[str, str, float, float] | None = None
+        self._by_optimizer: weakref.WeakKeyDictionary[Optimizer, _Seen]
+        self._by_optimizer = weakref.WeakKeyDictionary()
+        self._seen: list[_Seen] = []  # of optimizers that may be gone
 
     def before(self, step: Step) -> None:
         self._samples = []
-        is_known = type(step.optimizer) in (SGD, Adam, AdamW) and step.is_learning
-        if not is_known or not (step.number in SAMPLED or step.number % EVERY == 0):
+        if type(step.optimizer) not in (SGD, Adam, AdamW) or not step.is_learning:
             return
-        self._place = calling_line()
+        seen = self._by_optimizer.get(step.optimizer)
+        if seen is None:
+            seen = self._by_optimizer[step.optimizer] = _Seen(type(step.optimizer).__name__)
+            self._seen.append(seen)
+        seen.steps += 1
+        if not (seen.steps in SAMPLED or seen.steps % EVERY == 0):
+            return
+        seen.place = calling_line()
         named = list(step.weights.items())
         with own_arithmetic():
             for name, weight in named[:: max(1, len(named) // WEIGHTS)]:
@@ -74,6 +92,7 @@ class LostUpdates(Rule):
         samples, self._samples = self._samples, []
         if not samples:
             return
+        seen = self._by_optimizer[step.optimizer]
         groups = {id(x): group for group in step.optimizer.param_groups for x in group["params"]}
         moving, lost = 0, 0
         with own_arithmetic():
@@ -81,35 +100,44 @@ class LostUpdates(Rule):
                 weight = sample.weight()
                 if weight is None or id(weight) not in groups:
                     continue
-                found = self._in(sample, weight, groups[id(weight)], step.optimizer)
+                found = self._in(sample, weight, groups[id(weight)], step.optimizer, seen)
                 if found is None:
                     continue
                 moving, lost = moving + found[0], lost + found[1]
-                self._looked[sample.name] = self._looked.get(sample.name, 0) + 1
-                if found[1] > MOST_LOST * found[0]:
-                    self._lost[sample.name] = self._lost.get(sample.name, 0) + 1
+                seen.looked[sample.name] += 1
+                seen.lost[sample.name] += found[1] > MOST_LOST * found[0]
         if moving:
-            self._shares.append(lost / moving)
+            seen.shares.append(lost / moving)
 
     def ends(self) -> None:
-        if len(self._shares) < LEAST or self.training.steps < MANY or self._last is None:
+        for seen in self._seen:
+            self._tell(seen)
+
+    def _tell(self, seen: _Seen) -> None:
+        if len(seen.shares) < LEAST or seen.steps < MANY or seen.example is None:
             return
-        share = median(self._shares)
+        share = median(seen.shares)
         if share <= MOST_LOST:
             return
-        count = sum(self._lost.get(name, 0) * 2 > times for name, times in self._looked.items())
-        optimizer, dtype, update, weight = self._last
+        count = sum(2 * seen.lost[name] > times for name, times in seen.looked.items())
+        dtype, update, weight = seen.example
         self.training.found(
             "lost updates",
-            f"{optimizer} does not change most elements of {count} of {len(self._looked)} weights",
-            place=self._place,
+            f"{seen.optimizer} does not change most elements of {count} of {len(seen.looked)} "
+            "weights",
+            place=seen.place,
             evidence=f"{share:.0%} of the updates, such as {update:.2g} at a weight of "
             f"{weight:.2g}, are below half the distance to the next number of {dtype}",
             advice="keep the weights in float32 and use autocast, or step a float32 copy of them",
         )
 
     def _in(
-        self, sample: _Sample, weight: Tensor, group: Mapping[str, Any], optimizer: Optimizer
+        self,
+        sample: _Sample,
+        weight: Tensor,
+        group: Mapping[str, Any],
+        optimizer: Optimizer,
+        seen: _Seen,
     ) -> tuple[int, int] | None:
         """How many elements had to move, and how many of these were lost."""
         part = part_here(weight)
@@ -131,11 +159,10 @@ class LostUpdates(Rule):
         has_to = (update != 0) & torch.isfinite(update)
         is_lost = has_to & is_same & (update.abs() <= half)
         lost = int(is_lost.sum())
-        if lost and (self._last is None or not self._shares):
+        if lost and seen.example is None:
             at = int(is_lost.nonzero()[lost // 2])
-            name = type(optimizer).__name__
             dtype = name_of_dtype(weight.dtype)
-            self._last = name, dtype, float(update[at].abs()), float(before[at].abs())
+            seen.example = dtype, float(update[at].abs()), float(before[at].abs())
         return int(has_to.sum()), lost
 
 
