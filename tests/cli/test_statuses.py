@@ -27,7 +27,31 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "records.md"
 
 FINE = "import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))\n"
 BAD = "import torch\ntorch.nn.Linear(2, 2)(torch.tensor([[float('nan')] * 2]))\n"
+# Nobody sets gradients to 0.
+NOTED = """\
+import torch
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for step in range(9):
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+"""
+JUMPS = """\
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for step in range(160):
+    x = torch.randn(16, 8) * (1e3 if step == 150 else 1)
+    optimizer.zero_grad()
+    (model(x) - 1).square().mean().backward()
+    optimizer.step()
+"""
 FILES = {
+    "noted.py": NOTED,
+    "jumps.py": JUMPS,
     "fine.py": FINE,
     "bad.py": BAD,
     "raises.py": FINE + "raise KeyError(3)\n",
@@ -41,7 +65,9 @@ CASES = {
     ("run", 0): ["fine.py", "--forecast float16 fine.py", "--on-detect warn bad.py"],
     ("run", 1): ["raises.py"],
     ("run", 2): ["", "missing.py", "--strict --replay fine.py", "--json missing/x.json fine.py"],
-    ("run", 3): ["bad.py", "both.py"],
+    ("run", 3): ["bad.py", "both.py", "--fail-on note bad.py"],
+    ("run", 4): ["--history kept --stop-at-event jumps.py"],
+    ("run", 5): ["--fail-on note noted.py"],
     ("report", 0): ["a.jsonl", "--json - a.jsonl"],
     ("report", 2): ["damaged.jsonl", "missing.jsonl", "empty", "--opne a.jsonl"],
     ("report", 141): ["a.jsonl"],

@@ -500,6 +500,22 @@ def test_nothing_is_told_of_a_compiled_model_that_is_right(name: str) -> None:
     assert faults_of(HEALTHY[name](), compiles=True) == []
 
 
+def test_each_optimizer_is_judged_by_itself() -> None:
+    """A model that is trained in float32 first, and then in bfloat16."""
+    torch.manual_seed(0)
+    model = Net()
+    with fxguard.watch(model) as guard:
+        for dtype, rate in ((torch.float32, 1e-3), (torch.bfloat16, 1e-6)):
+            optimizer = AdamW(model.to(dtype).parameters(), rate)
+            for _ in range(60):
+                optimizer.zero_grad()
+                x = torch.randn(ROWS, 4)
+                loss = (model(x.to(dtype)).float() - x.sum(1, keepdim=True)).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+    assert [fault.kind for fault in guard.quiet_faults] == ["lost updates"]
+
+
 def test_few_steps_show_no_weight_that_never_moves() -> None:
     assert faults_of(Case(Unread(), squares), steps=15) == []
 
