@@ -65,6 +65,8 @@ UNSCALED = SCALED.replace(
     "    torch.nn.utils", "    scaler.unscale_(optimizer)\n    torch.nn.utils"
 )
 
+SCALED_BOUND = SCALED.replace("(), 1.0)", "(), 1.0 * scaler.get_scale())")
+
 RANKS = """\
 import sys
 import tempfile
@@ -148,7 +150,9 @@ def test_a_model_that_is_gone_at_the_end_is_judged(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("script", "is_told"), [(SCALED, True), (UNSCALED, False)])
+@pytest.mark.parametrize(
+    ("script", "is_told"), [(SCALED, True), (UNSCALED, False), (SCALED_BOUND, False)]
+)
 def test_clipping_before_the_scaler(tmp_path: Path, script: str, is_told: bool) -> None:
     _, printed = run(tmp_path, script)
     assert ("note: clipped before unscaled: " in printed) is is_told
