@@ -30,6 +30,8 @@ BUILT_FOR = {
 }
 DEVICES = ("cpu", *(device for device, is_built in BUILT_FOR.items() if is_built))
 NOWHERE = (False,) * len(DEVICES)
+OPEN_AND_CLOSE = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
+CALL: Callable[[Any], Any] = type(torch.autocast_increment_nesting).__call__  # of C's functions
 
 # Functions that tell of settings that are on or off.
 SIMPLE = (
@@ -61,8 +63,8 @@ def settings_now() -> Callable[[], None]:
     simple = [setting() for setting in SIMPLE]
     enabled = tuple(map(torch.is_autocast_enabled, DEVICES)) if is_any_autocast_on() else NOWHERE
     dtypes = tuple(map(torch.get_autocast_dtype, DEVICES))
-    torch.autocast_increment_nesting()  # see _nesting
-    return functools.partial(_restore, simple, enabled, dtypes, torch.autocast_decrement_nesting())
+    _, nesting = map(CALL, OPEN_AND_CLOSE)  # see _nesting
+    return functools.partial(_restore, simple, enabled, dtypes, nesting)
 
 
 def _restore(
@@ -84,5 +86,6 @@ def _restore(
 
 def _nesting() -> Any:
     """How many autocast regions are open. The only way to find out is to open one more."""
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
+    # An interrupt cannot come between the two: both run within one instruction of Python.
+    _, nesting = map(CALL, OPEN_AND_CLOSE)
+    return nesting

@@ -325,7 +325,8 @@ def test_records_are_given_out_by_types_alone() -> None:
     given = {name: getattr(fxguard, name) for name in fxguard.__all__}
     classes = {name for name, value in given.items() if isinstance(value, type)}
     assert classes == {
-        *("DebugUnderflowOverflow", "FxguardError", "NonFiniteError", "BatchLimitReached")
+        *("DebugUnderflowOverflow", "FxguardError", "NonFiniteError", "BatchLimitReached"),
+        "HistoryEvent",
     }
     assert not set(given) & set(fxguard.types.__all__)
     others = {name for name, value in given.items() if not callable(value)}
