@@ -28,9 +28,9 @@ class ClippedBeforeUnscaled(Rule):
             return
         weight = next((x for x in step.weights.values() if x.grad is not None), None)
         found = [] if weight is None else list(writes.of_gradient(weight))
+        # None behind the step of another optimizer: nobody sees what is written then.
         scaled = next((i for i, each in enumerate(found) if each.kind in UNSCALES), None)
         clip = next((each for each in found[:scaled] if _clips(each)), None)
-        # Behind the step of another optimizer nobody sees what is written.
         if clip is None:
             return
         self._times += 1

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional
-from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph.operations import name_of
 from fxguard.plan.plan import Plan
+from fxguard.quiet._modes import DROPOUTS
 from fxguard.quiet._training import Training
 from fxguard.source.lines import Place, source_of_trace
 
@@ -33,7 +33,6 @@ DROPS = frozenset(
     )
     if inspect.signature(getattr(torch.nn.functional, name)).parameters["training"].default is True
 )
-MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 ATTENTION = "scaled_dot_product_attention"
 
 
@@ -105,7 +104,7 @@ def _dropped_in(module: GraphModule) -> _Dropped | None:
 def _is_of_module(node: Node) -> bool:
     """Whether a module of dropout has made a call."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return bool(stack) and isinstance(stack[-1][1], type) and issubclass(stack[-1][1], MODULES)
+    return bool(stack) and isinstance(stack[-1][1], type) and issubclass(stack[-1][1], DROPOUTS)
 
 
 def _share(node: Node, position: int, name: str, default: Any = 0.0) -> float:

@@ -17,8 +17,9 @@ from fxguard.batch.tape_graph import Given, Made
 from fxguard.graph.operations import name_of
 from fxguard.source.lines import Place, source_of_trace
 
-__all__ = ["Leaf", "Operation", "Value", "operations_behind"]
+__all__ = ["DETACHES", "Leaf", "Operation", "Value", "operations_behind"]
 
+DETACHES = frozenset({"detach", "detach_"})
 MOST = 2048  # operations
 MOST_NODES = 512  # of autograd, before the model
 
@@ -41,12 +42,12 @@ class Operation:
     Attributes:
         kind: "softmax", "sub", ...
         place: the user's line.
-        args: values, and what is no tensor.
-        kwargs: likewise.
+        given: its arguments, as a graph or a tape has them.
+        named: likewise, by keyword.
         shape: of its result; None if that is not known.
-        with_grad: False under ``no_grad``.
         inside: the graph that it is part of; None for an operation of the script.
         with_grad: False for one that a script ran under ``no_grad``.
+        shapes: of what operations of the script have made, by the identity of the tape's note.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Operation:
 
     @property
     def args(self) -> tuple[Any, ...]:
+        """The arguments without a keyword: values, and what is no tensor."""
         if self._args is None:
             self._args = tuple(_value(x, self) for x in self.given)
         return self._args

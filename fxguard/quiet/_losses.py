@@ -9,14 +9,14 @@ from torch.nn import Parameter
 
 from fxguard.batch.loss import Loss
 from fxguard.graph.tables import CASTS, MOVES
-from fxguard.quiet._flow import Leaf, Operation, Value, operations_behind
+from fxguard.quiet._flow import DETACHES, Leaf, Operation, Value, operations_behind
 from fxguard.quiet._training import Rule, Training
 from fxguard.source.lines import Place, source_at
 
 __all__ = ["LossFaults"]
 
 FIRST, EVERY = 3, 500  # losses that are looked at: the first ones, and each 500th
-VIEWS = (MOVES | CASTS | frozenset({"getitem", "select", "narrow"})) - {"detach", "detach_"}
+VIEWS = (MOVES | CASTS | frozenset({"getitem", "select", "narrow"})) - DETACHES
 SQUASHES = frozenset({"sigmoid", "softmax"})
 # What applies a softmax or a sigmoid itself, and which of these must not come before it.
 APPLIES = {
@@ -120,11 +120,7 @@ class LossFaults(Rule):
             if operation.kind not in OVER_SAMPLES:
                 continue
             shape = operation.shape
-            dim = (
-                operation.argument(2, "dim")
-                if operation.kind == "normalize"
-                else (operation.argument(1, "dim"))
-            )
+            dim = operation.argument(2 if operation.kind == "normalize" else 1, "dim")
             if shape is None or type(dim) is not int or len(shape) < 2:
                 continue
             is_over = shape[0] % count == 0 and shape[0] in targets
@@ -157,7 +153,7 @@ def _is_trained(value: Value) -> bool:
     """Whether gradients reach what made a value."""
     if isinstance(value, Leaf):
         return value.tensor.requires_grad
-    if not value.with_grad or value.kind in ("detach", "detach_"):
+    if not value.with_grad or value.kind in DETACHES:
         return False
     return value.inside is not None or any(map(_is_trained, value.values))
 
@@ -183,7 +179,7 @@ def _is_row(value: Value, count: int) -> bool:
         return False
     if value.shape is not None:
         return value.shape == (count,) and not _is_trained(value)
-    if value.kind in ("detach", "detach_") or value.kind in CASTS:
+    if value.kind in DETACHES or value.kind in CASTS:
         return _is_row(next(value.values), count)
     if value.kind not in ELEMENTWISE or _is_trained(value):
         return False
@@ -214,7 +210,7 @@ def _is_flat(shape: tuple[int, ...]) -> bool:
 
 
 def _data_of(operations: list[Operation]) -> Iterator[tuple[int, ...]]:
-    """The shapes of what graphs of the model were given, and of what they returned."""
+    """The shapes of what graphs of the model were given."""
     runs = {id(op.inside): op.inside for op in operations if op.inside is not None}
     for run in runs.values():
         args = run.arguments() or ()

@@ -12,7 +12,7 @@ from fxguard.quiet._training import MANY, Rule, Step, Training
 from fxguard.source.lines import Place
 from fxguard.source.own_classes import own_files
 
-__all__ = ["EvaluationInTraining"]
+__all__ = ["DROPOUTS", "EvaluationInTraining"]
 
 DROPOUTS = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),

@@ -12,6 +12,7 @@ from fxguard.batch.loss import Loss
 from fxguard.graph.marks import MARKS
 from fxguard.graph.operations import name_of
 from fxguard.plan.plan import Plan
+from fxguard.quiet._flow import DETACHES
 from fxguard.records import Role, Source
 from fxguard.source.lines import source_of_trace
 from fxguard.torch_names import set_grad_enabled
@@ -19,7 +20,6 @@ from fxguard.torch_names import set_grad_enabled
 __all__ = ["Cut", "Readers"]
 
 MOST = 8  # losses that are looked at
-DETACHES = frozenset({"detach", "detach_"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class ReplicasDiffer(Rule):
         if step.number == 1 and self._number < 0 and _is_replicated(self.training.model()):
             self._number = next(_numbers)
             self._leave(0, step)
-        if self._number >= 0 and _is_looked_at(step.number):
+        if self._looks() and _is_looked_at(step.number):
             weights = _weights_of(self.training.model()).values()
             found = bits_of([x.grad for x in weights if x.grad is not None])
             self._gradients = None if None in found else sum(filter(None, found))
@@ -66,7 +66,7 @@ class ReplicasDiffer(Rule):
             self._probe = None
 
     def after(self, step: Step) -> None:
-        if self._number < 0 or self._is_written or self.training.has("replicas differ"):
+        if not self._looks():
             return
         if MANY <= step.number < MANY + WATCHED:
             smallest = min(step.weights.values(), key=Tensor.numel)
@@ -76,6 +76,10 @@ class ReplicasDiffer(Rule):
             self._leave(step.number, step)
             self._compare()
             self._judge()
+
+    def _looks(self) -> bool:
+        is_over = self._is_written or self.training.has("replicas differ")
+        return self._number >= 0 and not is_over
 
     def ends(self) -> None:
         if self._number >= 0 and self._own:

@@ -26,7 +26,7 @@ class Step:
     Attributes:
         optimizer: it.
         weights: those of the model that it holds, by name.
-        number: how many steps it is of the model, from 1; steps with learning rate 0 do not count.
+        number: how many steps it is of the model, from 1.
         is_learning: whether its learning rate is above 0.
     """
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fxguard.report.strict_json import plain_data
 
-__all__ = ["KINDS", "FaultKind", "QuietFault"]
+__all__ = ["FaultKind", "QuietFault"]
 
 FaultKind = Literal[
     "lost updates",
@@ -22,19 +22,6 @@ FaultKind = Literal[
     "mixes samples",
     "does not repeat",
 ]
-KINDS: tuple[FaultKind, ...] = (
-    "lost updates",
-    "never moves",
-    "replicas differ",
-    "dropout in evaluation",
-    "evaluation mode in training",
-    "stale gradients",
-    "clipped before unscaled",
-    "broadcast loss",
-    "applied twice",
-    "mixes samples",
-    "does not repeat",
-)
 
 
 @dataclass(frozen=True, slots=True)
