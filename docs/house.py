@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # Tools, side by side.
     (
         "comparison",
+        "dependence",
         "forecasting",
         "history",
         "patch",

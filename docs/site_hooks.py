@@ -55,6 +55,8 @@ REFERENCE: dict[str, tuple[str, ...]] = {
         *("fxguard.forecast", "fxguard.types.Forecast", "fxguard.types.ForecastRow"),
         *("fxguard.types.PrecisionPlan", "fxguard.keep_float32", "fxguard.error_budget"),
         *(f"fxguard.types.{name}" for name in ("ErrorBudget", "ErrorShare", "Choice")),
+        "fxguard.dependencies",
+        *(f"fxguard.types.{name}" for name in ("Dependencies", "Dependence", "PathStep")),
     ),
     "Comparing": (
         "fxguard.compare",

@@ -9,6 +9,8 @@ Watching a model:
     watch                                 the same for whole steps: loss, backward, optimizer
     guard_of(model)                       its Guard: frames(), coverage(), selftest(), last_report
     backend, insert_checks, frames_of     for torch.compile(backend=...), and for graphs of your own
+    dependencies                          whether outputs depend on other samples, later positions,
+                                          padding, and which operation leaks
     compare, diff, load_trace             two models, two batches, a file that trace_to wrote
     DebugUnderflowOverflow                the class of transformers, as a drop-in
     detect_overflow, get_abs_min_max      one tensor
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
     from fxguard.debug_utils import detect_overflow as detect_overflow
     from fxguard.debug_utils import get_abs_min_max as get_abs_min_max
+    from fxguard.dependence.dependencies import dependencies as dependencies
     from fxguard.errors import BatchLimitReached as BatchLimitReached
     from fxguard.errors import FxguardError as FxguardError
     from fxguard.forecasting.forecast import forecast as forecast
@@ -75,6 +78,7 @@ _HOME = {
     "NonFiniteError": "report.errors",
     "backend": "api.backend",
     "compare": "comparison.compare",
+    "dependencies": "dependence.dependencies",
     "detect_overflow": "debug_utils",
     "diff": "api.diff",
     "error_budget": "budget.budget",

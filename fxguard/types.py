@@ -20,6 +20,9 @@ Of a training run:
     History, Track, Series, Event         of load_history, and of its get()
     QuietFault                            of Guard.quiet_faults
 
+Of what outputs depend on:
+    Dependencies, Dependence, PathStep    of dependencies
+
 Of a model in another dtype:
     Forecast, ForecastRow, PrecisionPlan  of forecast, and of its plan()
     ErrorBudget, ErrorShare, Choice       of error_budget
@@ -58,6 +61,9 @@ if TYPE_CHECKING:
     from fxguard.records import Frame as Frame
     from fxguard.records import Row as Row
     from fxguard.records import Source as Source
+    from fxguard.report.dependencies import Dependence as Dependence
+    from fxguard.report.dependencies import Dependencies as Dependencies
+    from fxguard.report.dependencies import PathStep as PathStep
     from fxguard.report.error_budget import Choice as Choice
     from fxguard.report.error_budget import ErrorBudget as ErrorBudget
     from fxguard.report.error_budget import ErrorShare as ErrorShare
@@ -84,6 +90,8 @@ _HOME = {
     "Compared": "comparison.elements",
     "Comparison": "comparison.result",
     "CompilerBackend": "api.backend",
+    "Dependence": "report.dependencies",
+    "Dependencies": "report.dependencies",
     "Diff": "trace.diff",
     "ErrorBudget": "report.error_budget",
     "ErrorShare": "report.error_budget",
@@ -101,6 +109,7 @@ _HOME = {
     "Match": "trace.batch_diff",
     "OnDetect": "options",
     "Origin": "findings",
+    "PathStep": "report.dependencies",
     "Plan": "plan.plan",
     "PrecisionPlan": "report.precision_plan",
     "QuietFault": "report.quiet_fault",

@@ -147,10 +147,20 @@ class Trials:
         finally:
             self.keeper.put_away()
 
-    def returned(self) -> Any:
-        """What the copy returns, without gradients."""
-        given = self.start()
-        with torch.no_grad(), random_state_kept(given):
+    def returned(
+        self,
+        given: Any = None,
+        seen_by: Callable[[Any], contextlib.AbstractContextManager[object]] | None = None,
+    ) -> Any:
+        """What the copy returns, without gradients.
+
+        Args:
+            given: other inputs than its own, in the model's own dtype.
+            seen_by: makes a block around the run from what the copy is given.
+        """
+        given = self.start(given)
+        around = contextlib.nullcontext() if seen_by is None else seen_by(given)
+        with torch.no_grad(), random_state_kept(given), around:
             return self._call(self.low, given)
 
     def plain(self) -> tuple[Module, Any]:
@@ -184,13 +194,18 @@ class Trials:
         """The error of outputs against float64, and of gradients against the model's own."""
         return self.wanted.distance(outputs, gradients or {})
 
-    def start(self) -> Any:
-        """Reset the copy to its start, and return its inputs."""
+    def start(self, given: Any = None) -> Any:
+        """Reset the copy to its start, and return its inputs.
+
+        Args:
+            given: other ones than its own, in the model's own dtype.
+        """
+        given = self.given if given is None else given
         with torch.no_grad():
             for name, buffer in self.low.named_buffers():
                 if name in self._buffers:
                     buffer.copy_(self._buffers[name])
-        given = converted(self.given, self.dtype) if self.converts else self.given
+        given = converted(given, self.dtype) if self.converts else given
         # The model may write its inputs.
         return trees.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
 
