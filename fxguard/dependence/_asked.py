@@ -16,6 +16,7 @@ from fxguard.dependence._path import Leak, leak_between, leak_of_length
 from fxguard.dependence._places import Places
 from fxguard.dependence._recording import Recorder, Recording
 from fxguard.forgiving import theirs
+from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import is_float
 from fxguard.in_dtype.trials import Trials
 from fxguard.report.dependencies import Dependence, Question
@@ -75,6 +76,17 @@ class Asked:
             return None
         return output
 
+    def draws(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the output is another one with other random numbers."""
+        first = self.output_for(tensors)
+        with random_state_kept(tensors):
+            for device in {x.device for x in (*tensors, *self.output)}:
+                torch.rand(1, device=device)
+            second = self.output_for(tensors)
+        if first is None or second is None:
+            return False
+        return any(not torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
     @property
     def limit_of_length(self) -> float:
         """The relative change that roundings make in runs of another length."""
@@ -105,7 +117,7 @@ class Asked:
         def leak() -> Leak | str:
             one = self._recorded(self.inputs.tensors if own is None else own)
             two = self._recorded(tensors)
-            return leak_between(one, two, places, self._reasons(one))
+            return leak_between(one, two, places, self._reasons(one, question))
 
         return _answer(question, evidence, leak)
 
@@ -127,7 +139,8 @@ class Asked:
 
         def leak() -> Leak | str:
             one, two = self._recorded(long), self._recorded(short)
-            return leak_of_length(one, two, cut, self.limit_of_length, self._reasons(one))
+            reasons = self._reasons(one, "padding")
+            return leak_of_length(one, two, cut, self.limit_of_length, reasons)
 
         return _answer("padding", evidence, leak)
 
@@ -149,10 +162,15 @@ class Asked:
             for recorder in recorders:
                 recorder.end()
 
-    def _reasons(self, recording: Recording) -> Reasons:
+    def _reasons(self, recording: Recording, question: Question) -> Reasons:
         inputs = self.inputs
         data = {name for i, name in enumerate(inputs.names) if inputs.is_data(i)}
-        return Reasons(self.trials.low, recording.values, data.__contains__)
+        return Reasons(
+            self.trials.low,
+            recording.values,
+            data.__contains__,
+            hides=question != "samples",
+        )
 
 
 def _answer(question: Question, evidence: str, leak: Callable[[], Leak | str]) -> Dependence:

@@ -55,12 +55,18 @@ class Reasons:
         model: the model that ran.
         values: of the run.
         is_data: whether the input of a name is data, rather than a mask or lengths.
+        hides: whether a mask has to hide something: positions, or padding.
     """
 
     def __init__(
-        self, model: Module, values: Sequence[Made], is_data: Callable[[str], bool]
+        self,
+        model: Module,
+        values: Sequence[Made],
+        is_data: Callable[[str], bool],
+        *,
+        hides: bool,
     ) -> None:
-        self.model, self.values, self.is_data = model, values, is_data
+        self.model, self.values, self.is_data, self.hides = model, values, is_data, hides
 
     def of(self, way: Sequence[int]) -> Reason:
         """The operation of a path that leaks, and the line of the program that calls its library.
@@ -79,12 +85,14 @@ class Reasons:
         first = self.values[way[0]]
         assert first.step is not None
         kind = plain(first.kind)
-        if kind in PRODUCTS:  # scores are of pairs: it is the mask that has to hide some
+        if (
+            kind in PRODUCTS and self.hides
+        ):  # scores are of pairs: it is the mask that has to hide some
             for at, i in enumerate(way[:FARTHEST]):
                 if plain(self.values[i].kind) in WEIGHING:
                     return self._by_masks(way[: at + 1], way[at + 1 :])
-        if kind in WEIGHING and (masked := self._by_masks(way[:1], way[1:])).text:
-            return masked
+        if kind in WEIGHING and self.hides:
+            return self._by_masks(way[:1], way[1:])
         if kind in ATTENTION:
             return self._of_attention(first)
         return Reason(first.step, self._text(first))
@@ -216,10 +224,19 @@ class Reasons:
             return self._built(made, f"it pads both sides, by {_plain(padding)}", built=True)
         if kind.startswith("fft_"):
             return "a Fourier transform as long as the sequence wraps around: pad it to twice that"
-        if kind in REDUCES and (dim := _given(made, "dim", 1)) is not None and made.reads:
-            shape = list(self.values[made.reads[0]].tensor.shape)
-            return f"it runs over dimension {_plain(dim)} of {shape}"
+        if kind in REDUCES and made.reads:
+            return self._along(made, kind)
         return ""
+
+    def _along(self, made: Made, kind: str) -> str:
+        shape = list(self.values[made.reads[0]].tensor.shape)
+        dim = _given(made, "dim", 1)
+        if dim is not None:
+            return f"it runs over dimension {_plain(dim)} of {shape}"
+        if kind not in ("softmax", "log_softmax"):
+            return ""
+        dim = 0 if len(shape) in (0, 1, 3) else 1  # as torch chooses it
+        return self._built(made, f"without dim= it runs over dimension {dim} of {shape}")
 
     def _module(self, made: Made) -> Module | None:
         return self.model.get_submodule(made.module) if made.module else None

@@ -63,7 +63,10 @@ def padding(asked: Asked, told: Told | None, progress: LateProgress) -> Dependen
     for at, each in enumerate(ended):
         progress.advance((2 + at / len(ended)) / 3)
         long = _alone(asked.inputs, each.sample)
-        short = [_shortened(asked.inputs, i, x, each) for i, x in enumerate(long)]
+        if asked.draws(long):
+            asked.why_not = "it draws random numbers, other ones for each length: eval() ends that"
+            break
+        short = [_shortened(asked.inputs, i, x, each, told) for i, x in enumerate(long)]
         one, two = asked.output_for(long), asked.output_for(short)
         if one is None or two is None:
             continue
@@ -108,8 +111,10 @@ def _alone(inputs: Inputs, sample: int) -> list[Tensor]:
     ]
 
 
-def _shortened(inputs: Inputs, at: int, x: Tensor, each: _Ended) -> Tensor:
+def _shortened(inputs: Inputs, at: int, x: Tensor, each: _Ended, told: Told) -> Tensor:
     """An input without padding: cut in its dimension of positions, a mask in all of that length."""
+    if at not in told.inputs:
+        return x
     samples = inputs.sample_dim(inputs.tensors[at])
     dims = [d for d in range(x.dim()) if d != samples and x.shape[d] == each.length]
     for dim in dims if inputs.is_mask(at) else dims[:1]:
@@ -138,7 +143,7 @@ def _by_contents(asked: Asked, told: Told) -> Dependence | None:
     for i, x in enumerate(tensors):
         samples = inputs.sample_dim(x)
         dims = [d for d in range(x.dim()) if d != samples and x.shape[d] == length]
-        if samples is None or not dims or not inputs.is_data(i):
+        if samples is None or not dims or not inputs.is_data(i) or i not in told.inputs:
             continue
         shape = [1] * x.dim()
         shape[samples], shape[dims[0]] = batch, length

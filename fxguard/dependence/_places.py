@@ -125,7 +125,7 @@ def _positions(size: int, length: int, *, shifted: bool = True) -> Iterator[Tens
         yield index // (size // length)
         if size != length:
             yield index % length
-    elif size and length % size == 0:  # stretches of positions: the last one of each
+    elif size > 1 and length % size == 0:  # stretches of positions: the last one of each
         yield (index + 1) * (length // size) - 1
     is_near = -length // MOST_CUT <= size - length <= MOST_SHIFT
     if shifted and size != length and is_near:  # padded, or cut

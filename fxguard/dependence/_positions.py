@@ -182,8 +182,5 @@ def _candidates(model: Module, inputs: Inputs, x: Tensor) -> list[int]:
 
 def _convolves(model: Module, x: Tensor) -> bool:
     """Whether a convolution reads an input as ``[batch, channels, length]``."""
-    found = [each for each in model.modules() if isinstance(each, CONVOLVES)]
-    fitting = {each.in_channels for each in found} & {*x.shape[1:]}
-    if len(fitting) == 1 and x.shape[1] != x.shape[2]:
-        return x.shape[1] in fitting
-    return bool(found) and not any(isinstance(x, torch.nn.Linear) for x in model.modules())
+    read = {each.in_channels for each in model.modules() if isinstance(each, CONVOLVES)}
+    return x.shape[1] in read and x.shape[2] not in read

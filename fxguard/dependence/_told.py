@@ -26,6 +26,7 @@ class Told:
 
     padding: Tensor  # [batch, length], boolean
     by: str  # "attention_mask", "token 0 of ids", "padding="
+    inputs: frozenset[int]  # that it is padding of, and their masks, by index
     in_data: bool = False  # whether the data itself tells, so that it must stay what it is
 
 
@@ -43,15 +44,66 @@ def told_padding(model: Module, inputs: Inputs, padding: Tensor | int | None) ->
     if isinstance(padding, Tensor):
         if padding.dtype is not torch.bool or padding.dim() != 2:
             raise UsageError("padding= is a boolean tensor, [batch, length], or the token")
-        return Told(padding, "padding=", _tells(inputs, padding))
+        return Told(padding, "padding=", _of(inputs, padding), _tells(inputs, padding))
     if padding is None:
         for at, (x, name) in enumerate(zip(inputs.tensors, inputs.names, strict=True)):
             if x is inputs.main or not x.dim() or x.shape[0] != inputs.batch:
                 continue
             found = _by_mask(x, name.lower()) if inputs.is_mask(at) else _by_length(x, name, inputs)
             if found is not None:
-                return Told(found, name)
+                return Told(found, name, _of(inputs, found, at))
     return _by_token(model, inputs, padding)
+
+
+def _of(inputs: Inputs, padding: Tensor, mask: int | None = None) -> frozenset[int]:
+    """The inputs that some padding is padding of.
+
+    Of two sequences of one length each may have its own. So an input counts whose mask has its
+    name, ``premise_mask`` of ``premise``; else those that hold one token, or one number, in all of
+    the padding; else all of that length.
+
+    Args:
+        inputs: of the model.
+        padding: boolean, ``[batch, length]``.
+        mask: the input that tells of it, if one does.
+    """
+    batch, length = padding.shape
+    held = [i for i, x in enumerate(inputs.tensors) if _spans(inputs, x, batch, length)]
+    data = [i for i in held if not inputs.is_mask(i)]
+    masks = [i for i in held if inputs.is_mask(i) and _agrees(inputs.tensors[i], padding)]
+    named = inputs.names[mask] if mask is not None else ""
+    own = [i for i in data if inputs.names[i].split("_")[0] in named.split("_")]
+    filled = [i for i in data if _is_filled(inputs, i, padding)]
+    return frozenset([*(own or filled or data), *masks])
+
+
+def _spans(inputs: Inputs, x: Tensor, batch: int, length: int) -> bool:
+    samples = inputs.sample_dim(x)
+    return (
+        samples is not None
+        and any(n == length for d, n in enumerate(x.shape) if d != samples)
+        and x.shape[samples] == batch
+    )
+
+
+def _agrees(mask: Tensor, padding: Tensor) -> bool:
+    """Whether a mask tells of this padding; one of pairs may."""
+    flat = mask.reshape([n for i, n in enumerate(mask.shape) if i == 0 or n != 1])
+    if flat.shape != padding.shape:
+        return flat.dim() > padding.dim()
+    on = (flat != 0).cpu()
+    return bool((on == padding.cpu()).all()) or bool((on != padding.cpu()).all())
+
+
+def _is_filled(inputs: Inputs, at: int, padding: Tensor) -> bool:
+    """Whether an input holds the same in all padding."""
+    x = inputs.tensors[at]
+    samples = inputs.sample_dim(x)
+    dims = [d for d, n in enumerate(x.shape) if d != samples and n == padding.shape[1]]
+    if samples is None or not dims:
+        return False
+    held = x.movedim((samples, dims[0]), (0, 1)).cpu()[padding.cpu()]
+    return bool((held == held[:1]).all())
 
 
 def _tells(inputs: Inputs, padding: Tensor) -> bool:
@@ -117,7 +169,8 @@ def _by_token(model: Module, inputs: Inputs, token: int | None) -> Told | None:
             found = x == each
             at_end = found & (_run(found) | _run(found.flip(1)).flip(1))
             if bool(at_end.any()):
-                return Told(at_end, f"token {each} of {name}", in_data=True)
+                by = f"token {each} of {name}"
+                return Told(at_end, by, _of(inputs, at_end), in_data=True)
     return None
 
 

@@ -65,7 +65,7 @@ def _gives(call: ast.Call, name: str) -> bool:
 
 
 def _made_at(function: ast.AST, value: ast.expr | None) -> int | None:
-    """The last line that computes a variable from which a value is read, before it is given."""
+    """The only line that computes a variable from which a value is read, before it is given."""
     names = [x.id for x in ast.walk(value) if isinstance(x, ast.Name)] if value is not None else []
     if value is None or not isinstance(value, (ast.Name, ast.Call, ast.Subscript)):
         return None
@@ -81,4 +81,4 @@ def _made_at(function: ast.AST, value: ast.expr | None) -> int | None:
         and node.lineno < value.lineno
         and any(isinstance(x, ast.Name) and x.id == base.id for x in node.targets)
     ]
-    return max(lines, default=None)
+    return lines[0] if len(lines) == 1 else None

@@ -651,3 +651,73 @@ def test_models_of_torch() -> None:
     found = fxguard.dependencies(Encodes(hides=False), x, hidden)
     assert found.padding.depends
     assert "no mask" in found.padding.because
+
+
+def test_padding_where_dropout_draws() -> None:
+    """Other lengths draw other numbers: then the contents of the padding are replaced."""
+
+    class Drops(nn.Module):
+        def __init__(self, hides: bool) -> None:
+            super().__init__()
+            self.hides = hides
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            x = F.dropout(x, 0.5, self.training)
+            weights = mask if self.hides else torch.ones_like(mask)
+            return (x * weights[..., None]).sum(1)
+
+    x, mask = torch.randn(BATCH, LENGTH, 3), (ids(padded=True) != 0).float()
+    assert fxguard.dependencies(Drops(hides=True), x, mask).padding.depends is False
+    assert fxguard.dependencies(Drops(hides=False), x, mask).padding.depends
+
+
+def test_two_sequences_with_padding_of_their_own() -> None:
+    """What one mask tells is not cut from the other sequence."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(20, WIDTH)
+
+        def forward(
+            self, premise: Tensor, hypothesis: Tensor, premise_mask: Tensor, hypothesis_mask: Tensor
+        ) -> Tensor:
+            a = real_mean(self.embedding(premise), premise_mask)
+            b = real_mean(self.embedding(hypothesis), hypothesis_mask)
+            return torch.cat([a, b], 1)
+
+    a, b = ids(padded=True), ids(padded=True).flip(0)
+    masks = {"premise_mask": (a != 0).long(), "hypothesis_mask": (b != 0).long()}
+    found = fxguard.dependencies(Pair(), a, b, **masks)
+    assert found.padding.depends is False, found
+    assert "by premise_mask" in found.padding.evidence
+
+
+def test_a_softmax_without_a_dimension() -> None:
+    """``nn.Softmax()`` takes the first one of three."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = fxguard.dependencies(Tokens(nn.Softmax()), ids())
+    assert "without dim= it runs over dimension 0" in found.samples.because
+
+
+def test_a_mask_that_branches_make() -> None:
+    """Where a line of the class is not certain to be the one that ran, it is not named."""
+
+    class Branches(nn.Module):
+        def __init__(self, local: bool) -> None:
+            super().__init__()
+            ones = torch.ones(LENGTH, LENGTH)
+            if local:
+                hidden = ones.triu(3) + ones.tril(-3) > 0
+            else:
+                hidden = ones.triu(1) > 0
+            self.register_buffer("hidden", hidden)  # given here
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = (x @ x.mT).masked_fill(self.hidden, -math.inf)
+            return scores.softmax(-1) @ x
+
+    found = fxguard.dependencies(Tokens(Branches(local=True)), ids())
+    assert at_line(found.positions, "# given here"), found
+    assert fxguard.dependencies(Tokens(Branches(local=False)), ids()).positions.depends is False
