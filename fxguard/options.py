@@ -47,6 +47,7 @@ class InstrumentOptions(TypedDict, total=False):
     history: str | os.PathLike[str] | None
     history_weights: bool
     stop_at_event: bool
+    recheck: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,14 @@ class Options:
     stop_at_event: bool = field(
         default=False,
         metadata={"help": "end the run at the first event of the history, with status 4"},
+    )
+    recheck: int | None = field(
+        default=None,
+        metadata={
+            "help": "run the operations of every N-th step twice, forward and backward, and note "
+            "what does not repeat bit for bit",
+            "metavar": "N",
+        },
     )
     abort_after_batch_num: int | None = field(
         default=None,
@@ -216,6 +225,9 @@ class Options:
         every = self.full_every
         if every is not None and not (_is_int(every) and every >= 1):
             raise UsageError(f"full_every has to be a number of batches from 1 on, got {every!r}")
+        recheck = self.recheck
+        if recheck is not None and not (_is_int(recheck) and recheck >= 1):
+            raise UsageError(f"recheck has to be a number of steps from 1 on, got {recheck!r}")
         if self.replay and every is not None:
             raise UsageError(
                 "replay=True is for no full batch, and full_every for each N-th: take one of them"

@@ -97,6 +97,7 @@ __all__ = [
     "leave_func_levels",
     "pop_function_mode",
     "push_function_mode",
+    "sequence_number",
     "set_grad_enabled",
     "top_saved_tensor_hooks",
     "tracing_state",
@@ -153,6 +154,7 @@ top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 graph_task = torch._C._current_graph_task_id
 # A hook on a node is not told which one: what a script computed is found from there.
 current_autograd_node = torch._C._current_autograd_node
+sequence_number = torch._C._autograd._get_sequence_nr
 # A graph that runs again sets the grad mode that the graph of the first run set.
 set_grad_enabled = torch._C._set_grad_enabled
 enter_inference_mode = torch.autograd.grad_mode._enter_inference_mode

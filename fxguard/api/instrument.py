@@ -44,6 +44,7 @@ def instrument(
     history: str | os.PathLike[str] | None = None,
     history_weights: bool = False,
     stop_at_event: bool = False,
+    recheck: int | None = None,
 ) -> Model:
     """Check every operation of a model for inf and NaN, in forward and backward, in place.
 
@@ -105,6 +106,9 @@ def instrument(
             four steps before. It takes the memory of four copies of the weights.
         stop_at_event: raise :class:`HistoryEvent` at the first event of the history, when the model
             is called next.
+        recheck: run each operation of every N-th step a second time on the same operands, forward
+            and backward, and compare the bits. What does not repeat is a quiet fault: a processor
+            or a memory that makes errors. Such a step takes several times as long.
 
     Returns:
         The same object; for a function, a module that looks like it and calls it.
@@ -136,6 +140,7 @@ def instrument(
         history=history,
         history_weights=history_weights,
         stop_at_event=stop_at_event,
+        recheck=recheck,
     )
     module: Any = model if isinstance(model, Module) else module_of(model)
     check_can_instrument(module)

@@ -20,6 +20,7 @@ from fxguard.batch import active
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
+from fxguard.batch.runner import runner_of
 from fxguard.batch.tape import Tape
 from fxguard.batch.tape_graph import Noted
 from fxguard.forgiving import where_theirs_may_raise
@@ -196,8 +197,12 @@ def observe_undisturbed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     tape = None if kind in RUN_FUNCTIONS else forward.tape  # these compile what they run
     noted = None if tape is None else tape.before(func, args, kwargs, forward.batch.module)
     begun = Begun(forward.batch, func, call, inputs, exchange, apart, tape, noted)
+    runner = runner_of(forward.batch.watchers) if forward.batch.watchers else None
     try:
-        result = func(*args, **kwargs)
+        if runner is None or exchange is not None:
+            result = func(*args, **kwargs)
+        else:
+            result = runner.run_operation(func, args, kwargs, kind, forward.batch.module)
     except Exception as error:
         begun.has_raised(error)
         raise

@@ -20,6 +20,7 @@ from fxguard.batch import active, observer
 from fxguard.batch.draws import Draws
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
+from fxguard.batch.runner import runner_of
 from fxguard.capture import dynamo
 from fxguard.capture._copies import Copies, Spare
 from fxguard.capture._drawing import Drawing
@@ -191,7 +192,11 @@ class CheckingBackend:
                 forward.measure_now(args[at] for at, _ in plan.inputs)
             try:
                 # The graph checks its own operations, so no observer has to see them.
-                outputs = observer.unobserved(ran, *args)
+                runner = None if forward is None else runner_of(forward.batch.watchers)
+                if runner is None:
+                    outputs = observer.unobserved(ran, *args)
+                else:
+                    outputs = observer.unobserved(runner.run_graph, graph_run, ran, args)
             except Exception:
                 if restore is not None:
                     restore()

@@ -66,10 +66,13 @@ def end(
 
 
 def last_line(note: Note, *, flush: bool = True) -> None:
-    """Print what was checked; in a distributed run only the first rank does."""
-    if os.environ.get("RANK", "0") == "0":
-        for line in note.lines:
-            say(line, flush=flush)
+    """Print what was checked; in a distributed run only the first rank does.
+
+    What does not repeat is told by the rank whose machine it is.
+    """
+    is_first = os.environ.get("RANK", "0") == "0"
+    for line in note.lines if is_first else note.of_this_machine:
+        say(line, flush=flush)
 
 
 def say(line: str, *, flush: bool = True) -> None:

@@ -48,6 +48,12 @@ class Note:
         noted = [f"note: {fault.line}" for fault in self.quiet_faults]
         return [*noted, self.summary.line(len(noted))]
 
+    @property
+    def of_this_machine(self) -> list[str]:
+        """What is told on each rank for itself."""
+        own = [fault for fault in self.quiet_faults if fault.kind == "does not repeat"]
+        return [f"note: {fault.line}" for fault in own]
+
     def add_faults(self, faults: Iterable[QuietFault]) -> None:
         """Add quiet faults, each once, whichever process saw it."""
         known = {(each.kind, each.source or each.what) for each in self.quiet_faults}

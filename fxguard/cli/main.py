@@ -144,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 # Their default is None.
-INTEGERS = ("abort_after_batch_num", "full_every")
+INTEGERS = ("abort_after_batch_num", "full_every", "recheck")
 
 
 def add_options(run: argparse.ArgumentParser) -> None:

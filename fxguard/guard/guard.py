@@ -122,6 +122,7 @@ class GuardedModel(Guard):
             and not options.sync_ranks
             and options.abort_after_batch_num is None
             and options.full_every is None
+            and options.recheck is None
         )
         self._lock = threading.Lock()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from fxguard.source.lines import Place, calling_line
 
 __all__ = ["Hears", "hear_of_backwards"]
 
-Hears = Callable[[list[Tensor], Place | None], object]  # given the roots, and the line
+# Given the roots, and the line; may return a block in which the backward is to run.
+Hears = Callable[[list[Tensor], Place | None], contextlib.AbstractContextManager[None] | None]
 
 _hearers: list[weakref.WeakMethod[Hears]] = []
 
@@ -42,11 +44,13 @@ def _hearing(torchs: Any) -> Any:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         roots = [x for x in trees.tree_leaves(tensors) if isinstance(x, Tensor)]
         place = calling_line()
-        for reference in tuple(_hearers):
-            hearer = reference()
-            if hearer is not None:
-                hearer(roots, place)
-        return torchs(tensors, *args, **kwargs)
+        with contextlib.ExitStack() as blocks:
+            for reference in tuple(_hearers):
+                hearer = reference()
+                block = None if hearer is None else hearer(roots, place)
+                if block is not None:
+                    blocks.enter_context(block)
+            return torchs(tensors, *args, **kwargs)
 
     return backward
 

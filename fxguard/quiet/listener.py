@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
+from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import Loss
@@ -23,6 +25,7 @@ from fxguard.quiet._losses import LossFaults
 from fxguard.quiet._lost import LostUpdates
 from fxguard.quiet._modes import EvaluationInTraining
 from fxguard.quiet._moves import NeverMoves
+from fxguard.quiet._recheck import Recheck
 from fxguard.quiet._replicas import ReplicasDiffer
 from fxguard.quiet._stale import StaleGradients
 from fxguard.quiet._training import Rule, Step, Training
@@ -64,7 +67,11 @@ class QuietFaults(Listener):
         )
         self._dropout = DropoutInEvaluation(self._training)
         self._mode = EvaluationInTraining(self._training)
-        rules = [self._mode, *(rule(self._training) for rule in RULES)]
+        self._recheck: Recheck | None = None
+        rules: list[Rule] = [self._mode, *(rule(self._training) for rule in RULES)]
+        if self.options.recheck is not None:
+            self._recheck = Recheck(self._training, self.options.recheck)
+            rules.append(self._recheck)
         self._hearers = {  # what each event calls, of the rules that hear of it
             event: [getattr(x, event) for x in rules if getattr(type(x), event) is not method]
             for event, method in vars(Rule).items()
@@ -105,8 +112,20 @@ class QuietFaults(Listener):
             except theirs():  # tensors and optimizers of others may object to any question
                 continue
 
-    def _backward_comes(self, roots: list[Tensor], place: Place | None) -> None:
+    def _backward_comes(
+        self, roots: list[Tensor], place: Place | None
+    ) -> contextlib.AbstractContextManager[None] | None:
         self._tell_all("backward_comes", place)
+        return None if self._recheck is None else self._recheck.backward()
+
+    def begins(self, batch: Batch) -> None:
+        """Run the operations of a batch twice, if that was asked for."""
+        if self._recheck is not None:
+            self._recheck.begins(batch)
+
+    def coverage(self) -> str:
+        """How many operations ran twice."""
+        return "" if self._recheck is None else self._recheck.coverage
 
     def gradients_came(self) -> None:
         """Let rules know that the backward has ended."""
@@ -117,6 +136,8 @@ class QuietFaults(Listener):
         model = self._model()
         if model is not None and next(model.parameters(), None) is not None:
             _all.add(self)
+            if self._recheck is not None:
+                self._recheck.watches_steps()
             hooks = StepHooks(self._before, self._after)
             self._watching = hooks, hear_of_backwards(self._backward_comes)
 

@@ -32,7 +32,7 @@ from fxguard.rerun.differences import TOLERANCE
 from fxguard.rerun.drawn import Drawn, drawn_in
 from fxguard.rerun.walk import Walk, Watcher, Watchers
 
-__all__ = ["GONE", "Start", "look_through", "with_aliases", "written_since"]
+__all__ = ["GONE", "Start", "copies_of", "look_through", "with_aliases", "written_since"]
 
 GONE = "an input of its graph is gone"
 FREED = "an input of its graph has been freed"
@@ -86,7 +86,7 @@ class Start:
         """
         if reason := self.why_not():
             raise NotJudged(reason)
-        return _copies_of(self.run)
+        return copies_of(self.run)
 
     @contextlib.contextmanager
     def begun(self, watchers: Watchers | None = None) -> Iterator[list[Any]]:
@@ -254,7 +254,8 @@ def _is_still(tensor: Tensor, low: float, high: float) -> bool:
     return all(math.isclose(one, two, rel_tol=TOLERANCE, abs_tol=TINY) for one, two in pairs)
 
 
-def _copies_of(run: GraphRun) -> list[Any]:
+def copies_of(run: GraphRun) -> list[Any]:
+    """The arguments of a run, with copies of everything that it may write."""
     assert run.args is not None
     writable, may_write_more = written_inputs(run.graph_module)
     if may_write_more:  # except weights, for which unseen writes are unknown

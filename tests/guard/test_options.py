@@ -21,6 +21,7 @@ NOT_OF_BACKENDS = {
     "history",
     "history_weights",
     "stop_at_event",
+    "recheck",
     "backward",
     "loss_scale",
     "sync_ranks",
