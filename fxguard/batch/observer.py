@@ -199,7 +199,7 @@ def observe_undisturbed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     begun = Begun(forward.batch, func, call, inputs, exchange, apart, tape, noted)
     runner = runner_of(forward.batch.watchers) if forward.batch.watchers else None
     try:
-        if runner is None or exchange is not None:
+        if runner is None or exchange is not None or kind in RUN_FUNCTIONS:
             result = func(*args, **kwargs)
         else:
             result = runner.run_operation(func, args, kwargs, kind, forward.batch.module)

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -31,8 +32,11 @@ from fxguard.quiet._stale import StaleGradients
 from fxguard.quiet._training import Rule, Step, Training
 from fxguard.report import terminal
 from fxguard.report.quiet_fault import QuietFault
+from fxguard.report.report import Report
 from fxguard.source.lines import Place, calling_line
 from fxguard.steps.step_hooks import StepHooks
+from fxguard.verdict.first_gradient import FirstGradient
+from fxguard.verdict.first_origin import FirstOrigin
 
 __all__ = ["QuietFaults"]
 
@@ -88,6 +92,19 @@ class QuietFaults(Listener):
     def quiet_faults(self) -> Sequence[QuietFault]:
         """What was found so far."""
         return self._training.faults
+
+    def reports(self, report: Report, first: FirstOrigin) -> Report:
+        """The report, with what is wrong with the training besides."""
+        return self.reports_rest(report)
+
+    def reports_backward(self, report: Report, first: FirstGradient) -> Report:
+        """Likewise."""
+        return self.reports_rest(report)
+
+    def reports_rest(self, report: Report) -> Report:
+        """Likewise."""
+        found = tuple(self.quiet_faults)
+        return replace(report, quiet_faults=found) if found else report
 
     def called(self, runs: Sequence[GraphRun]) -> None:
         """Look at dropout, where the model is in evaluation mode."""

@@ -45,6 +45,10 @@ def _read(wanted: Any, data: Any) -> Any:
     if isinstance(wanted, types.UnionType):  # X | None
         [kind] = [each for each in typing.get_args(wanted) if each is not type(None)]
         return None if data is None else _read(kind, data)
+    if typing.get_origin(wanted) is typing.Literal:
+        if data not in typing.get_args(wanted):
+            raise ValueError(f"{str(data)[:40]!r} is not known")
+        return data
     if typing.get_origin(wanted) is tuple:  # tuple[X, ...]
         kind, _ = typing.get_args(wanted)
         return tuple(_read(kind, item) for item in of_type(data, list))

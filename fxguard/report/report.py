@@ -18,6 +18,7 @@ from fxguard.report import text
 from fxguard.report.display import Display, Displayed
 from fxguard.report.groups import by_cause, group_headline
 from fxguard.report.page import page
+from fxguard.report.quiet_fault import QuietFault
 from fxguard.report.sheet import Sheet
 from fxguard.report.strict_json import plain_data, recorded, strict_json
 
@@ -57,6 +58,7 @@ class Report(Displayed):
     # without the loss scale, on other samples. Ways that could not run, or would not fit, have no
     # line. Example: "in float32 it is finite (at most 2.63e+05): precision".
     why: tuple[str, ...] = ()
+    quiet_faults: tuple[QuietFault, ...] = ()  # of the training so far, which made no NaN
     # Writes the first origin as a test; None if the report was read from a file.
     kept: Callable[..., Path] | None = field(default=None, compare=False, repr=False)
     # Makes a patch of the user's file; None likewise.
@@ -98,7 +100,8 @@ class Report(Displayed):
             lines.append(text.NOT_REPEATED)
         if self.error:
             lines.append(f"forward then raised {self.error}")
-        return lines + [text.absorbed_line(group) for group in by_cause(self.absorbed)]
+        lines += [text.absorbed_line(group) for group in by_cause(self.absorbed)]
+        return lines + [f"note: {fault.line}" for fault in self.quiet_faults]
 
     @property
     def summary(self) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fxguard.errors import FxguardError
+from fxguard.report.load import load_report
 from support.schema import told
 
 LOOP = """\
@@ -176,3 +178,30 @@ def test_replicas(tmp_path: Path, way: str, told_of: str) -> None:
     assert len(notes) == bool(told_of)
     assert all("ranks 0 and 1 hold different numbers in 4 weights" in line for line in notes)
     assert all(told_of in line for line in notes)
+
+
+ENDS_BADLY = HEALTHY.replace("    optimizer.zero_grad()\n", "").replace(
+    "    loss.backward()",
+    "    loss = loss * (float('nan') if step == 20 else 1)\n    loss.backward()",
+)
+
+
+def test_a_detection_with_notes(tmp_path: Path) -> None:
+    """A report tells what is wrong besides: in the text, in the JSON, on the page."""
+    command = [sys.executable, "-m", "fxguard", "run", "--report", "report.json", "train.py"]
+    (tmp_path / "train.py").write_text(ENDS_BADLY)
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 3, found.stderr
+    assert "note: stale gradients: " in found.stderr
+    record = json.loads((tmp_path / "report.json").read_text())
+    assert told("Report", record) == []
+    assert [fault["kind"] for fault in record["quiet_faults"]] == ["stale gradients"]
+    assert record["verdict"][-1].startswith("note: stale gradients")
+    report = load_report(tmp_path / "report.json")
+    assert [fault.kind for fault in report.quiet_faults] == ["stale gradients"]
+    report.to_html(tmp_path / "report.html")
+    assert "note: stale gradients" in (tmp_path / "report.html").read_text()
+    record["quiet_faults"][0]["kind"] = "made up"
+    (tmp_path / "report.json").write_text(json.dumps(record))
+    with pytest.raises(FxguardError, match="made up"):
+        load_report(tmp_path / "report.json")
