@@ -707,11 +707,9 @@ def test_a_mask_that_branches_make() -> None:
     class Branches(nn.Module):
         def __init__(self, local: bool) -> None:
             super().__init__()
-            ones = torch.ones(LENGTH, LENGTH)
+            hidden = torch.ones(LENGTH, LENGTH).triu(1) > 0
             if local:
-                hidden = ones.triu(3) + ones.tril(-3) > 0
-            else:
-                hidden = ones.triu(1) > 0
+                hidden = torch.ones(LENGTH, LENGTH).triu(3) > 0
             self.register_buffer("hidden", hidden)  # given here
 
         def forward(self, x: Tensor) -> Tensor:
