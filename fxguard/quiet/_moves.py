@@ -28,8 +28,10 @@ __all__ = ["NeverMoves"]
 KIND: FaultKind = "never moves"
 FEW = MANY // 2  # steps, after which most weights have moved
 UNREACHED, ZERO, UNHELD = "without a gradient", "gradient 0", "no optimizer holds it"
+LEFT_OUT = "left out of the optimizer"
 SEEN = 5  # steps in which a gradient was 0 throughout
 NAMED = 2  # weights
+SMALL = 0.1  # the part of a model's numbers below which what is left out was forgotten
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +154,9 @@ class NeverMoves(Rule):
             return UNREACHED if each.is_held else ""
         if each.zeros >= SEEN and not each.has_other:
             return ZERO
-        return UNHELD if not each.is_held and len(each.shape) in self._orphans else ""
+        if each.is_held:
+            return ""
+        return UNHELD if len(each.shape) in self._orphans else LEFT_OUT
 
     def _tell(self, fault: _Fault) -> None:
         self.training.found(
@@ -173,6 +177,14 @@ class NeverMoves(Rule):
                 f"{what}: no optimizer holds it",
                 "create the optimizer after the layer was replaced",
                 ", with gradients; the optimizer holds weights that the model no longer has",
+            )
+        if state == LEFT_OUT:
+            if not self._are_forgotten(weights):
+                return None
+            return _Fault(
+                f"{what}: no optimizer holds it",
+                "give it to the optimizer, or freeze it by requires_grad_(False)",
+                ", with gradients; an optimizer holds the other weights of these modules",
             )
         if state == ZERO and any(
             len(each.shape) > 1 for each in weights
@@ -205,6 +217,23 @@ class NeverMoves(Rule):
             "use it in the forward, or remove it",
             place=(source.file, source.line),
         )
+
+    def _are_forgotten(self, weights: Sequence[_Still]) -> bool:
+        """Whether weights were left out by their kind, from modules that are trained.
+
+        A part of a model that an optimizer was not given is frozen, and so is a model but for a
+        part of it. A small part is forgotten that stands in several modules, none of which is the
+        model, beside weights that an optimizer holds; and none of that name is held.
+        """
+        left_out = {each.name for each in weights}
+        held = self._all.keys() - {each.name for each in self._still or ()}
+        size = sum(self._all[name].numel() for name in left_out)
+        if len(left_out) < 2 or size > SMALL * sum(x.numel() for x in self._all.values()):
+            return False
+        kinds = {_kind(name) for name in left_out}
+        if any(_kind(name) in kinds for name in self._all if name not in left_out):
+            return False
+        return all(_is_beside(name, held) for name in left_out)
 
     def _look_at_gradients(self, still: Iterable[_Still], step: Step) -> None:
         """Note which weights have gradients, and which of these are other than 0."""
@@ -260,6 +289,22 @@ def _twins(shapes: Mapping[str, torch.Size], moved: Collection[str]) -> set[str]
         for top, part in parts.items()
         if top not in trained and any(parts.get(other) == part for other in trained)
     }
+
+
+def _kind(name: str) -> str:
+    """``norm.weight`` of ``blocks.3.norm.weight``, ``gamma`` of ``blocks.3.gamma``."""
+    parts = name.split(".")[-2:]
+    return ".".join(part for part in parts if not part.isdigit())
+
+
+def _is_beside(name: str, held: Collection[str]) -> bool:
+    """Whether a weight stands in a part of the model that has others, which are held."""
+    module = name.rpartition(".")[0]
+    for _ in range(2):  # its own module, or the one around that
+        if module and any(other.startswith(f"{module}.") for other in held):
+            return True
+        module = module.rpartition(".")[0]
+    return False
 
 
 def _top(name: str) -> str:

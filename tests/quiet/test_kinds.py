@@ -252,6 +252,42 @@ def replaced_head(model: nn.Module) -> Optimizer:
     return optimizer
 
 
+class Scaled(nn.Module):
+    """Layers with a scale each, and an adapter of a few numbers."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+            self.gamma = nn.Parameter(torch.ones(16))
+            self.adapter = nn.Parameter(torch.zeros(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.gamma * self.linear(self.norm(x)) + self.adapter
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.layers = nn.Linear(4, 16), nn.ModuleList(self.Layer() for _ in range(3))
+        self.scale, self.head = nn.Parameter(torch.ones(1)), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = self.scale * self.head(x)
+        return found
+
+
+def but(*left_out: str, only: bool = False) -> Callable[[nn.Module], Optimizer]:
+    """An optimizer without weights of some names, or with these alone."""
+
+    def make(model: nn.Module) -> Optimizer:
+        named = model.named_parameters()
+        return SGD([x for name, x in named if any(y in name for y in left_out) == only], 0.01)
+
+    return make
+
+
 def of_a_copy(model: nn.Module) -> Optimizer:
     return SGD(copy.deepcopy(model).parameters(), 0.01)
 
@@ -411,6 +447,11 @@ FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
         "never moves",
         "head.weight and head.bias: no optimizer holds it",
     ),
+    "forgotten": (
+        lambda: Case(Scaled(), squares, optimizer=but("gamma")),
+        "never moves",
+        "layers.0.gamma, layers.1.gamma and 1 more: no optimizer holds it",
+    ),
     "copied": (
         lambda: Case(Net(), squares, optimizer=of_a_copy, after=to_none),
         "never moves",
@@ -453,6 +494,12 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "a target network": lambda: Case(Target(), squares),
     "a late head": lambda: Case(Late(), squares, before=switch_on),
     "a teacher": lambda: Case(Teacher(), squares, optimizer=head_alone),
+    "adapters alone": lambda: Case(Scaled(), squares, optimizer=but("adapter", only=True)),
+    "without one layer": lambda: Case(Scaled(), squares, optimizer=but("layers.0.")),
+    "without one norm": lambda: Case(Scaled(), squares, optimizer=but("layers.0.norm")),
+    "without the first part": lambda: Case(Scaled(), squares, optimizer=but("up.")),
+    "without one number": lambda: Case(Scaled(), squares, optimizer=but("scale")),
+    "matrices left out": lambda: Case(Scaled(), squares, optimizer=but("linear")),
     "head alone": lambda: Case(Net(), squares, optimizer=head_alone),
     "bfloat16 that moves": lambda: Case(bfloat16(), of_bfloat16, optimizer=large_adam),
     "all pairs": lambda: Case(Net(), all_pairs),
