@@ -76,7 +76,7 @@ class Reasons:
                 output.
         """
         reason = self._of(way)
-        of = next(x for i in way if (x := self.values[i]).step is reason.step or x.step)
+        of = next(x for x in self.values if x.step is reason.step)
         if of.caller is None:
             return reason
         return Reason(reason.step, "; ".join(filter(None, [reason.text, f"called at {of.caller}"])))
@@ -85,9 +85,8 @@ class Reasons:
         first = self.values[way[0]]
         assert first.step is not None
         kind = plain(first.kind)
-        if (
-            kind in PRODUCTS and self.hides
-        ):  # scores are of pairs: it is the mask that has to hide some
+        if kind in PRODUCTS and self.hides:
+            # Scores are of pairs: it is the mask that has to hide some.
             for at, i in enumerate(way[:FARTHEST]):
                 if plain(self.values[i].kind) in WEIGHING:
                     return self._by_masks(way[: at + 1], way[at + 1 :])
@@ -168,7 +167,7 @@ class Reasons:
         here = applied.source.position if applied and applied.source else None
         while value.step is not None:
             source = value.step.source
-            moves = plain(value.kind) in PASSED
+            moves = plain(value.kind) in PASSED - {"eq", "ne"}
             if source is not None and source.position != here and not moves:
                 return f"its mask is made at {source}"
             if not value.reads:
@@ -183,10 +182,10 @@ class Reasons:
         step = attention.step
         assert step is not None
         module = self._module(attention)
-        if isinstance(module, torch.nn.MultiheadAttention) and not module.batch_first:
-            return Reason(
-                step, self._built(attention, "batch_first=False: it attends along dimension 0")
-            )
+        is_first = not isinstance(module, torch.nn.MultiheadAttention) or module.batch_first
+        if not self.hides and not is_first:
+            text = "batch_first=False: it attends along dimension 0"
+            return Reason(step, self._built(attention, text))
         masks = [
             each
             for name in ("attn_mask", "key_padding_mask")
@@ -208,20 +207,18 @@ class Reasons:
             module = self._module(made)
             own = getattr(module, "track_running_stats", True)
             mode = "in training mode" if own else "with track_running_stats=False"
-            return self._built(made, f"{mode} its statistics are those of the whole batch", not own)
+            text = f"{mode} its statistics are those of the whole batch"
+            return text if own else self._built(made, text)
         if kind in ("group_norm", "instance_norm"):
-            return self._built(made, "its statistics are those of all positions", built=True)
+            return self._built(made, "its statistics are those of all positions")
         if kind in RECURRENT and len(made.args) > BATCH_FIRST:
             if made.args[BIDIRECTIONAL] is True:
-                return self._built(made, "it runs in both directions", built=True)
-            if made.args[BATCH_FIRST] is False:
-                return self._built(made, "batch_first=False: it runs along dimension 0", built=True)
-        if kind.startswith("conv") and (padding := _given(made, "padding", 4)) not in (
-            None,
-            0,
-            (0,),
-        ):
-            return self._built(made, f"it pads both sides, by {_plain(padding)}", built=True)
+                return self._built(made, "it runs in both directions")
+            if made.args[BATCH_FIRST] is False and not self.hides:
+                return self._built(made, "batch_first=False: it runs along dimension 0")
+        padding = _given(made, "padding", 4) if kind.startswith("conv") else None
+        if padding not in (None, 0, (0,)):
+            return self._built(made, f"it pads both sides, by {_plain(padding)}")
         if kind.startswith("fft_"):
             return "a Fourier transform as long as the sequence wraps around: pad it to twice that"
         if kind in REDUCES and made.reads:
@@ -241,9 +238,9 @@ class Reasons:
     def _module(self, made: Made) -> Module | None:
         return self.model.get_submodule(made.module) if made.module else None
 
-    def _built(self, made: Made, text: str, built: bool = True) -> str:
+    def _built(self, made: Made, text: str) -> str:
         """A text about a module, with the line that made the module."""
-        line = self._line_of(made.module) if built else None
+        line = self._line_of(made.module)
         return f"{text} (made at {line})" if line else text
 
     def _line_of(self, path: str) -> Source | None:

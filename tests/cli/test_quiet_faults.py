@@ -12,6 +12,7 @@ import pytest
 from fxguard.errors import FxguardError
 from fxguard.report.load import load_report
 from support.schema import told
+from support.torchrun import torchrun
 
 LOOP = """\
 import torch
@@ -205,3 +206,50 @@ def test_a_detection_with_notes(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(record))
     with pytest.raises(FxguardError, match="made up"):
         load_report(tmp_path / "report.json")
+
+
+SHARDED = """\
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+for part in (model[0], model):
+    fully_shard(part, mesh=init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+for step in range(30):
+    x = torch.randn(16, 8)
+    y = x.sum(1) if sys.argv[1] == "broadcast" else x.sum(1, keepdim=True)
+    if sys.argv[1] != "stale":
+        optimizer.zero_grad()
+    (model(x) - y).pow(2).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "told_of"),
+    [
+        ("healthy", ""),
+        ("stale", "stale gradients: this backward adds to the gradient of "),
+        ("broadcast", "broadcast loss: sub of [16, 1] and [16] makes [16, 16]"),
+    ],
+)
+def test_sharded_weights(tmp_path: Path, way: str, told_of: str) -> None:
+    """FSDP2: faults are told as without it, and sharded weights are no replicas that differ."""
+    (tmp_path / "train.py").write_text(SHARDED)
+    (tmp_path / "guarded.py").write_text(
+        "import sys\nfrom fxguard.cli.main import main\n"
+        f"sys.exit(main(['run', '--recheck', '10', 'train.py', '{way}']))\n"
+    )
+    found = torchrun(tmp_path / "guarded.py")
+    notes = [line for line in found.stderr.splitlines() if "fxguard: note: " in line]
+    assert found.returncode == 0, found.stderr
+    assert len(notes) == bool(told_of), notes
+    assert all(told_of in line for line in notes)
