@@ -134,7 +134,10 @@ class Summary:
         if self.least is not None and self.least.times < NEAR:
             text += f"; {self.least}"
         if self.unchecked:
-            reasons = [f"{count} {why}" for why, count in sorted(self.unchecked.items())]
+            reasons = [
+                f"{count} {why.replace('operations', 'operation', 1) if count == 1 else why}"
+                for why, count in sorted(self.unchecked.items())
+            ]
             text += f"; not checked: {', '.join(reasons)}"
         for pattern in sorted(self.idle_globs or ()):
             text += f"; ignore={pattern!r} named nothing"

@@ -46,6 +46,7 @@ class _Still:
     has_gradient: bool = False
     has_other: bool = False  # than 0
     zeros: int = 0  # steps in which its gradient was 0 throughout
+    decays: bool = False  # whether it has moved although its gradient was 0: by weight decay
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class _Fault:
     what: str
     advice: str
     more: str = ""  # evidence
+    decays: bool = False  # whether weight decay moves the weights
     place: Place | None = None
 
 
@@ -98,7 +100,7 @@ class NeverMoves(Rule):
     def after(self, step: Step) -> None:
         if step.number < self._next or not step.is_learning:
             return
-        self._forget_moved()
+        self._forget_moved(keeps_decaying=self._next == FEW)
         model = self.training.model()
         if self._next >= MANY and model is not None:
             self._pending = list(self._faults(model))
@@ -154,16 +156,17 @@ class NeverMoves(Rule):
             return UNREACHED if each.is_held else ""
         if each.zeros >= SEEN and not each.has_other:
             return ZERO
-        if each.is_held:
+        if each.is_held or each.decays:
             return ""
         return UNHELD if len(each.shape) in self._orphans else LEFT_OUT
 
     def _tell(self, fault: _Fault) -> None:
+        change = "weight decay alone moves it" if fault.decays else "no change"
         self.training.found(
             KIND,
             fault.what,
             place=fault.place,
-            evidence=f"no change in {self.training.steps} steps{fault.more}",
+            evidence=f"{change} in {self.training.steps} steps{fault.more}",
             advice=fault.advice,
         )
 
@@ -194,8 +197,10 @@ class NeverMoves(Rule):
                 f"{what}: its gradient is 0 in every step",
                 "they are all 0 themselves: begin with other numbers in one of two factors"
                 if are_zero and len(weights) > 1
-                else "look for a factor 0, a dead ReLU or a saturated function behind it",
+                else "look behind it for a factor 0, a dead ReLU, a saturated function or a "
+                "softmax of one class",
                 f"; all of its elements, in {weights[0].zeros} steps looked at",
+                decays=any(each.decays for each in weights),
             )
         if state != UNREACHED:
             return None
@@ -247,19 +252,33 @@ class NeverMoves(Rule):
                 continue
             each.has_gradient = True
             if measures:
-                with own_arithmetic():
-                    part = part_here(gradient)
-                    each.has_other = part is None or bool(part.any())
+                each.has_other = _has_other(gradient)
                 each.zeros += not each.has_other
 
-    def _forget_moved(self) -> None:
+    def _forget_moved(self, *, keeps_decaying: bool = False) -> None:
+        """Look no more at weights that have moved.
+
+        Args:
+            keeps_decaying: whether those stay whose gradient is 0 now: weight decay moves them.
+        """
         alive = [(each, x) for each in self._still or () if (x := each.weight()) is not None]
         bits = bits_of([weight for _, weight in alive])
+        for (each, weight), found in zip(alive, bits, strict=True):
+            if keeps_decaying and found != each.first and each.is_held:
+                each.decays = weight.grad is not None and not _has_other(weight.grad)
         self._still = [
             each
             for (each, weight), found in zip(alive, bits, strict=True)
-            if found == each.first and weight.requires_grad
+            if (found == each.first or (each.decays and not each.has_other))
+            and weight.requires_grad
         ]
+
+
+def _has_other(gradient: Tensor) -> bool:
+    """Whether a gradient has other numbers than 0, as far as can be told."""
+    with own_arithmetic():
+        part = part_here(gradient)
+        return part is None or bool(part.any())
 
 
 def _weights_of(model: Module | None) -> Iterator[_Still]:

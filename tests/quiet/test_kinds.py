@@ -181,6 +181,22 @@ class TwoZeros(Net):
         return found
 
 
+class Unheard(Net):
+    """A branch whose result is multiplied by 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x) + 0 * self.branch(x)
+        return found
+
+
+def decaying(model: nn.Module) -> Optimizer:
+    return AdamW(model.parameters(), 1e-2, weight_decay=0.1)
+
+
 class OneZero(TwoZeros):
     def __init__(self) -> None:
         super().__init__()
@@ -437,6 +453,11 @@ FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
         "never moves",
         "up.weight and up.bias: no_grad keeps the gradient from it",
     ),
+    "decays": (
+        lambda: Case(Unheard(), squares, optimizer=decaying),
+        "never moves",
+        "branch.weight and branch.bias: its gradient is 0 in every step: weight decay alone",
+    ),
     "two zeros": (
         lambda: Case(TwoZeros(), squares),
         "never moves",
@@ -489,6 +510,7 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "dropout on purpose": lambda: Case(DropsOnPurpose(), squares, after=validate),
     "Monte Carlo dropout": lambda: Case(Net(p=0.1), squares, after=sample),
     "frozen": lambda: Case(frozen(), squares),
+    "decays and learns": lambda: Case(Net(), squares, optimizer=decaying),
     "one zero": lambda: Case(OneZero(), squares),
     "idle expert": lambda: Case(Experts(), squares),
     "a target network": lambda: Case(Target(), squares),
