@@ -174,7 +174,7 @@ class Batch:
         if keys:
             reason = "" if kind in BROUGHT else OWN.format(kind)
             self.no_evidence |= dict.fromkeys((key.value for key in keys), reason)
-            self.events.append(with_outputs(operation, keys))
+            self.add(with_outputs(operation, keys))
 
     # Between graphs.
 
@@ -189,7 +189,7 @@ class Batch:
         parts = [] if origin is None else [origin, *self.live.besides(tensor)]
         key = self.measure(tensor, role if origin is None else Role.MADE, name)
         if parts:
-            self.events.append(
+            self.add(
                 UncapturedOperation(
                     kind="view",
                     module=self.module,

@@ -24,7 +24,7 @@ from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.layers import EqualLayers, by_layers, equal_layers, rows_of
 from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.forgiving import theirs
-from fxguard.install._hooks import hook_state
+from fxguard.install._hooks import HookState, hook_state
 from fxguard.install.installation import Installation
 from fxguard.install.names import Names
 from fxguard.plan.plan import Plan
@@ -43,6 +43,8 @@ MOST_TOKENS, TOKEN = 32, 0.02
 # If hooks are new at each call, the model would be captured at each call. Beyond this number of
 # captures it is left to Python and the observer.
 MOST_CAPTURES = 32
+
+MOST_ONCE = 3  # captures in a row for hooks that are others at the next call
 
 MOST_ANEW = 8  # times that a model which raised is captured anew
 
@@ -130,6 +132,9 @@ class Captures:
         # The form that was last called, if nothing but these decides about it: the method, whether
         # there are gradients, and the changes of the model.
         self._whole: tuple[tuple[str, bool, int], Form] | None = None
+        # The last hooks, how often they were met in a row, and how many before were met only once.
+        self._hooks: HookState = ()
+        self._same_hooks = self._once = 0
         self._small_calls = 0.0  # in which the graphs of layers, and what is between, are felt
         self._pieces: dict[bool, int] = {}  # in the first call by layers, as `_equal`
         self._backends: list[CheckingBackend] = []
@@ -166,14 +171,24 @@ class Captures:
             layers = frozenset() if outer or hooks or self.whole else self._layers(given)
             inner = None if outer is None else id(outer.backend)
             key = (method, inner, fullgraph, hooks, layers)
+            come_and_go = bool(hooks) and self._come_and_go(hooks)
             if key not in self._compiled:
-                if len(self._compiled) >= MOST_CAPTURES:
+                if come_and_go or len(self._compiled) >= MOST_CAPTURES:
                     return Form(self.installation.original(method))
                 self._compiled[key] = self._compile(method, outer, fallback, layers)
             form: Form = self._compiled[key][1]
             if not outer and not hooks and self._is_always_whole():
                 self._whole = last, form
             return form
+
+    def _come_and_go(self, hooks: HookState) -> bool:
+        """Whether a script adds hooks at each call: then no capture is used twice."""
+        if hooks == self._hooks:
+            self._same_hooks += 1
+            return False
+        self._once = self._once + 1 if self._same_hooks == 1 else 0
+        self._hooks, self._same_hooks = hooks, 1
+        return self._once >= MOST_ONCE
 
     def _is_always_whole(self) -> bool:
         """Whether the model is captured whole whatever it is called with, until it changes."""

@@ -86,7 +86,8 @@ def test_hooks_that_come_back_are_not_captured_again() -> None:
     for _ in range(4):
         model(X)
         with model.a.register_forward_hook(doubled):
-            assert torch.equal(model(X), Unit()(X) * 2)
+            for _ in range(2):
+                assert torch.equal(model(X), Unit()(X) * 2)
     # Each hook is a new one: that is five states.
     assert fxguard.guard_of(model).coverage().startswith("checked 14 of 14 operations in 5 graphs")
     with pytest.MonkeyPatch.context() as patch:
@@ -96,6 +97,22 @@ def test_hooks_that_come_back_are_not_captured_again() -> None:
             with pytest.raises(fxguard.NonFiniteError):
                 model(X * math.nan)
     assert "between graphs" in fxguard.guard_of(model).coverage()
+
+
+def test_hooks_that_are_new_at_each_call_are_left_to_python() -> None:
+    """As where a trainer adds one in each step: a capture would take longer than the step."""
+    model, plain = fxguard.instrument(Unit()), Unit()
+    for _ in range(12):
+        for each in (model, plain):
+            each.a.register_forward_hook(doubled)
+        assert torch.equal(model(X), plain(X))
+    captured = fxguard.guard_of(model).coverage()
+    assert " in 3 graphs" in captured
+    with pytest.raises(fxguard.NonFiniteError):
+        model(X * math.nan)
+    for _ in range(3):  # these stay, and are captured
+        assert torch.equal(model(X), plain(X))
+    assert " in 4 graphs" in fxguard.guard_of(model).coverage()
 
 
 def test_hooks_on_all_modules_count_too() -> None:
