@@ -485,7 +485,7 @@ def test_a_run_that_cannot_be_repeated_is_counted(monkeypatch: pytest.MonkeyPatc
     def out_of_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(start, "_copies_of", out_of_memory)
+    monkeypatch.setattr(start, "copies_of", out_of_memory)
     model = fxguard.instrument(Net().half(), underflow=0.5)
     model(inputs())
     assert fxguard.guard_of(model).coverage().endswith("; underflow not judged: 1 (out of memory)")
