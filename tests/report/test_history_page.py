@@ -374,7 +374,7 @@ def test_ranks_and_resumed_runs(show: Opened, tmp_path: Path) -> None:
     assert first.inner_text() == "2"
     assert "dotted line" in page.inner_text("#key")
     page.select_option("#rank", "0")
-    page.wait_for_function("document.getElementById('meta').textContent.includes('rank 0')")
+    page.locator("#meta", has_text="rank 0").wait_for()  # a function in words would be evaluated
     page.wait_for_selector(READY)
     assert page.input_value("#rank") == "0"
     assert first.inner_text() == "1"
