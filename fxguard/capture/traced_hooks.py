@@ -9,6 +9,8 @@ Underscored names in use (present in torch 2.11 to 2.13):
 - ``torch._C._dynamo.eval_frame.set_code_exec_strategy``: like
   ``torch._dynamo.eval_frame.skip_code``, but also for functions that a function calls. Without it,
   no backward inside a compiled function is seen.
+- ``torch._dynamo.compiled_autograd.compiled_autograd_enabled``: without it, rechecked backwards run
+  as they are where autograd is compiled.
 - ``torch._dynamo.compiled_autograd.in_compiled_autograd_region``: tells compiled backwards from
   others. Without it, compiled ones are not seen.
 """
@@ -30,6 +32,7 @@ from fxguard.batch import kept_function, kept_run
 
 __all__ = [
     "Looks",
+    "compiles_backwards",
     "hand_over",
     "hook_of_leaf",
     "in_compiled_autograd",
@@ -87,6 +90,11 @@ def hook_of_leaf(
             hear(gradient)
 
     return listen
+
+
+def compiles_backwards() -> bool:
+    """Whether a backward that begins now would be compiled: not under a mode."""
+    return bool(compiled_autograd.compiled_autograd_enabled)
 
 
 def in_compiled_autograd() -> bool:

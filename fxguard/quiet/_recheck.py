@@ -23,6 +23,7 @@ from torch.nn import Module
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.runner import Runner
+from fxguard.capture.traced_hooks import compiles_backwards
 from fxguard.forgiving import theirs
 from fxguard.graph.random_state import RandomState
 from fxguard.measure.at_hand import own_arithmetic
@@ -31,7 +32,7 @@ from fxguard.quiet._training import Rule, Step, Training
 from fxguard.quiet._twice import Twice, Unlike, difference, same_bits
 from fxguard.ranks import agreement
 from fxguard.records import title_of
-from fxguard.rerun.start import copies_of
+from fxguard.rerun.start import Start, copies_of
 from fxguard.source.lines import Place, calling_line, lines_of_trace, source_of_trace
 from fxguard.torch_names import current_autograd_node, sequence_number
 
@@ -134,7 +135,7 @@ class Recheck(Rule):
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """A block in which a backward runs."""
-        if self._now is None:
+        if self._now is None or compiles_backwards():
             yield
             return
         self._where = _Where("", None)
@@ -214,7 +215,12 @@ class Recheck(Rule):
         return self._twice
 
     def _whole(self, run: GraphRun, ran: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Run a compiled graph twice, on copies of what it writes."""
+        """Run a compiled graph twice, on copies of what it writes.
+
+        On a GPU it runs once: a recorded CUDA graph would write its results over those of before.
+        """
+        if Start(run).why_not() or any(isinstance(x, Tensor) and x.is_cuda for x in args):
+            return ran(*args)
         try:
             copies = copies_of(run)
         except RuntimeError:  # no memory
@@ -349,6 +355,7 @@ class _Interpreted(Interpreter):
         self, module: GraphModule, recheck: Recheck, where: Callable[[Node], _Where]
     ) -> None:
         super().__init__(module)
+        self.extra_traceback = False  # an exception is that of the model
         self.recheck, self.where = recheck, where
 
     def run_node(self, n: Node) -> Any:

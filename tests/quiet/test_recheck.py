@@ -300,21 +300,26 @@ def test_instrument_alone() -> None:
     assert [fault.kind for fault in fxguard.guard_of(model).quiet_faults] == ["does not repeat"]
 
 
-def test_what_raises_raises_once() -> None:
-    """The exception is that of the model, in a rechecked step too."""
+def test_what_raises_raises_as_it_does() -> None:
+    """The exception is that of the model, in a rechecked step too, and then it goes on."""
 
-    class Raises(nn.Module):
+    class Table(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
+            self.table = nn.Embedding(3, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x @ self.weight
+            found: Tensor = self.table(x * 2)
+            return found
 
-    model = fxguard.instrument(Raises(), recheck=1)
-    with pytest.raises(RuntimeError, match=r"size|mat"):
-        model(torch.ones(2, 4))
-    assert model(torch.ones(2, 3)).shape == (2,)
+    model, fine = fxguard.instrument(Table(), recheck=1), torch.tensor([1])
+    assert model(fine).shape == (1, 2)
+    with pytest.raises(IndexError) as plain:
+        Table()(torch.tensor([2]))
+    with pytest.raises(IndexError) as raised:
+        model(torch.tensor([2]))
+    assert str(raised.value) == str(plain.value)
+    assert model(fine).shape == (1, 2)
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])
