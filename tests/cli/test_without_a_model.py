@@ -244,7 +244,7 @@ def test_an_operation_that_cannot_be_looked_at_is_counted(
     text = "x = torch.ones(2)\ndef odd():\n    return x.sin()\n"
     ran = run_here(HEAD + text + "print((odd() * 0 + x.log()).sum().item())\n")
     assert ran.status == 0
-    assert "nothing found; not checked: 1 operations of the script" in ran.err
+    assert "nothing found; not checked: 1 operation of the script" in ran.err
 
 
 READ = [
