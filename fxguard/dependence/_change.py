@@ -7,16 +7,14 @@ from torch import Tensor
 
 from fxguard.graph.wide_form import is_float
 
-__all__ = ["SAME_SHAPE", "changed", "limit_for", "size_of_change"]
+__all__ = ["changed", "limit_for", "size_of_change"]
 
-UNITS = (
-    1e5  # of roundoff of the model's dtype: a product of matrices of another size rounds otherwise
-)
-# The same for what a model computes in another dtype than its own. Roundings repeat where shapes
-# are the same, so this counts for runs of another length alone.
-UNITS_WITHIN = 200
+# Units of roundoff of float64: products of matrices of other sizes, as for other tokens of an
+# expert, round otherwise.
+UNITS = 1e5
+# Units of roundoff of the coarsest dtype, in runs of another length: there nothing repeats.
+UNITS_OF_LENGTH = 200
 FAR = 1e6  # a median magnitude above this is that of masked scores
-SAME_SHAPE = 0.0
 
 
 def limit_for(coarsest: torch.dtype) -> float:
@@ -25,10 +23,10 @@ def limit_for(coarsest: torch.dtype) -> float:
     Args:
         coarsest: the dtype with the fewest digits in which the model computes something.
     """
-    return UNITS_WITHIN * torch.finfo(coarsest).eps / 2
+    return UNITS_OF_LENGTH * torch.finfo(coarsest).eps / 2
 
 
-def changed(one: Tensor, two: Tensor, limit: float = SAME_SHAPE) -> Tensor | None:
+def changed(one: Tensor, two: Tensor, limit: float = 0.0) -> Tensor | None:
     """Which elements have changed; None where shapes or dtypes differ.
 
     Args:

@@ -60,12 +60,12 @@ def padding(asked: Asked, told: Told | None, progress: LateProgress) -> Dependen
     if not bool(told.padding.any()):
         return Dependence("padding", None, f"not asked: nothing is padding, by {told.by}")
     ended, ran = list(_ended(told.padding)), 0
+    if ended and asked.draws(_alone(asked.inputs, ended[0].sample)):
+        asked.why_not = "it draws random numbers, other ones for each length: eval() ends that"
+        ended = []
     for at, each in enumerate(ended):
         progress.advance((2 + at / len(ended)) / 3)
         long = _alone(asked.inputs, each.sample)
-        if asked.draws(long):
-            asked.why_not = "it draws random numbers, other ones for each length: eval() ends that"
-            break
         short = [_shortened(asked.inputs, i, x, each, told) for i, x in enumerate(long)]
         one, two = asked.output_for(long), asked.output_for(short)
         if one is None or two is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from fxguard.batch.loss import Loss
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.parts import part_here
 from fxguard.quiet._bits import bits_of
+from fxguard.quiet._by_name import is_beside, kind_of, pattern_of, top_of, twins_of
 from fxguard.quiet._readers import Readers
 from fxguard.quiet._training import MANY, Rule, Step, Training
 from fxguard.report.quiet_fault import FaultKind
@@ -136,12 +136,12 @@ class NeverMoves(Rule):
         """What is to be told of the weights that have not moved."""
         still = self._still or []
         moved = set(self._all).difference(each.name for each in still)
-        patterns = {_pattern(name) for name in moved}
-        twins = _twins(self._all, moved)
+        patterns = {pattern_of(name) for name in moved}
+        twins = twins_of(self._all, moved)
         together = defaultdict[tuple[str, str], list[_Still]](list)
         for each in still:
             # Experts and layers that take turns; a target network beside the one that is trained.
-            if _pattern(each.name) not in patterns and _top(each.name) not in twins:
+            if pattern_of(each.name) not in patterns and top_of(each.name) not in twins:
                 state = self._state_of(each)
                 module = each.name.rpartition(".")[0] if state == UNREACHED else ""
                 together[state, module].append(each)
@@ -235,10 +235,10 @@ class NeverMoves(Rule):
         size = sum(self._all[name].numel() for name in left_out)
         if len(left_out) < 2 or size > SMALL * sum(x.numel() for x in self._all.values()):
             return False
-        kinds = {_kind(name) for name in left_out}
-        if any(_kind(name) in kinds for name in self._all if name not in left_out):
+        kinds = {kind_of(name) for name in left_out}
+        if any(kind_of(name) in kinds for name in self._all if name not in left_out):
             return False
-        return all(_is_beside(name, held) for name in left_out)
+        return all(is_beside(name, held) for name in left_out)
 
     def _look_at_gradients(self, still: Iterable[_Still], step: Step) -> None:
         """Note which weights have gradients, and which of these are other than 0."""
@@ -294,46 +294,6 @@ def _orphans_in(optimizer: Optimizer, of_models: Collection[int]) -> set[int]:
     """
     held = [weight for group in optimizer.param_groups for weight in group["params"]]
     return {x.dim() for x in held if id(x) not in of_models and x.grad is None}
-
-
-def _twins(shapes: Mapping[str, torch.Size], moved: Collection[str]) -> set[str]:
-    """The parts of a model, by name, that are built as another one whose weights have moved."""
-    parts = defaultdict[str, set[tuple[str, torch.Size]]](set)
-    for name, shape in shapes.items():
-        if "." in name:
-            parts[_top(name)].add((name.partition(".")[2], shape))
-    trained = {_top(name) for name in moved}
-    return {
-        top
-        for top, part in parts.items()
-        if top not in trained and any(parts.get(other) == part for other in trained)
-    }
-
-
-def _kind(name: str) -> str:
-    """``norm.weight`` of ``blocks.3.norm.weight``, ``gamma`` of ``blocks.3.gamma``."""
-    parts = name.split(".")[-2:]
-    return ".".join(part for part in parts if not part.isdigit())
-
-
-def _is_beside(name: str, held: Collection[str]) -> bool:
-    """Whether a weight stands in a part of the model that has others, which are held."""
-    module = name.rpartition(".")[0]
-    for _ in range(2):  # its own module, or the one around that
-        if module and any(other.startswith(f"{module}.") for other in held):
-            return True
-        module = module.rpartition(".")[0]
-    return False
-
-
-def _top(name: str) -> str:
-    """``target`` of ``target.0.weight``."""
-    return name.partition(".")[0]
-
-
-def _pattern(name: str) -> str:
-    """``experts.*.weight`` of ``experts.3.weight``; the name itself if it has no number."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name) if re.search(r"\.\d+\.", name) else f"={name}"
 
 
 def _owner(model: Module, name: str) -> Module:
