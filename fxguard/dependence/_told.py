@@ -60,7 +60,7 @@ def _of(inputs: Inputs, padding: Tensor, mask: int | None = None) -> frozenset[i
 
     Of two sequences of one length each may have its own. So an input counts whose mask has its
     name, ``premise_mask`` of ``premise``; else those that hold one token, or one number, in all of
-    the padding; else all of that length.
+    the padding and nowhere else; else all of that length.
 
     Args:
         inputs: of the model.
@@ -96,14 +96,18 @@ def _agrees(mask: Tensor, padding: Tensor) -> bool:
 
 
 def _is_filled(inputs: Inputs, at: int, padding: Tensor) -> bool:
-    """Whether an input holds the same in all padding."""
+    """Whether an input holds the same in all padding, and something else everywhere else."""
     x = inputs.tensors[at]
     samples = inputs.sample_dim(x)
     dims = [d for d, n in enumerate(x.shape) if d != samples and n == padding.shape[1]]
     if samples is None or not dims:
         return False
-    held = x.movedim((samples, dims[0]), (0, 1)).cpu()[padding.cpu()]
-    return bool((held == held[:1]).all())
+    rows, where = x.movedim((samples, dims[0]), (0, 1)).cpu(), padding.cpu()
+    held, other = rows[where], rows[~where]
+    if not len(held):
+        return True
+    is_held = (other == held[0]).reshape(len(other), -1).all(1)
+    return bool((held == held[0]).all()) and not bool(is_held.any())
 
 
 def _tells(inputs: Inputs, padding: Tensor) -> bool:

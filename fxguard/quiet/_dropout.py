@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional
+import torch
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
@@ -16,7 +16,7 @@ from fxguard.graph.operations import name_of
 from fxguard.plan.plan import Plan
 from fxguard.quiet._modes import DROPOUTS
 from fxguard.quiet._training import Training
-from fxguard.source.lines import Place, source_of_trace
+from fxguard.source.lines import Place, calling_line, source_of_trace
 
 __all__ = ["DropoutInEvaluation"]
 
@@ -38,6 +38,8 @@ ATTENTION = "scaled_dot_product_attention"
 
 class DropoutInEvaluation:
     """Looks at graphs that run while every module of the model is in evaluation mode.
+
+    A copy of the trained model, such as one of averaged weights, is looked at in its own mode.
 
     A call that says ``training=True`` means it, as for Monte Carlo dropout, but not that of an
     ``nn.Dropout`` which ``eval()`` does not reach, because it is in a list.
@@ -65,6 +67,43 @@ class DropoutInEvaluation:
                     evidence=found.evidence,
                     advice=found.advice,
                 )
+
+    def copy_called(self, model: Module, others: Iterable[tuple[Module, int]]) -> None:
+        """Called when a model has run in training mode.
+
+        Args:
+            model: it.
+            others: all models, with the steps that an optimizer has made of each.
+        """
+        if torch.is_grad_enabled() or any(x.requires_grad for x in model.parameters()):
+            return
+        original = next(
+            (
+                other
+                for other, steps in others
+                if steps and other is not model and not other.training and _is_copy(model, other)
+            ),
+            None,
+        )
+        drops = [x for x in model.modules() if isinstance(x, DROPOUTS) and x.p > 0]
+        if original is None or not drops:
+            return
+        count = f"{len(drops)} layer{'s' if len(drops) > 1 else ''} of dropout"
+        self.training.found(
+            "dropout in evaluation",
+            "a copy of the trained model drops while the trained model is in eval()",
+            place=calling_line(),
+            evidence=f"the copy is in train(), with {count}; it is not trained, and runs under "
+            "no_grad",
+            advice="call eval() on the copy that is evaluated",
+        )
+
+
+def _is_copy(model: Module, other: Module) -> bool:
+    if type(model) is not type(other):
+        return False
+    shapes = [{name: x.shape for name, x in each.named_parameters()} for each in (model, other)]
+    return shapes[0] == shapes[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ ELEMENTWISE = frozenset(
 TURNS = frozenset({"expand", "reshape", "unsqueeze", "view"})
 MOST = 64  # values between a loss and a difference
 WHOLE = frozenset({"mean", "sum", "nanmean", "nansum"})
+SWAPS = frozenset({"swapaxes", "swapdims", "t", "transpose"})
 OVER_SAMPLES = frozenset({"log_softmax", "normalize", "softmax", "softmin"})
 
 
@@ -123,15 +124,31 @@ class LossFaults(Rule):
             dim = operation.argument(2 if operation.kind == "normalize" else 1, "dim")
             if shape is None or type(dim) is not int or len(shape) < 2:
                 continue
-            is_over = shape[0] % count == 0 and shape[0] in targets
-            if dim % len(shape) == 0 and is_over and shape[0] not in shape[1:]:
+            dim, at = dim % len(shape), _dim_of_samples(operation)
+            size = shape[dim]
+            is_over = dim == at and size % count == 0 and size in targets
+            if is_over and shape.count(size) == 1:
                 self.training.found(
                     "mixes samples",
-                    f"{operation.kind} over dimension 0 of {list(shape)}",
+                    f"{operation.kind} over dimension {dim} of {list(shape)}",
                     place=operation.place,
-                    evidence=f"its {shape[0]} rows are samples, with one target for each",
+                    evidence=f"its {size} {'rows' if dim == 0 else 'columns'} are samples, with "
+                    "one target for each",
                     advice="choose the dimension of classes or features, such as dim=-1",
                 )
+
+
+def _dim_of_samples(operation: Operation) -> int:
+    """Where the dimension 0 of what an operation reads stands, after it was transposed."""
+    value = next(operation.values, None)
+    if not isinstance(value, Operation) or value.kind not in SWAPS:
+        return 0
+    swapped = [value.argument(1, "dim0", 0), value.argument(2, "dim1", 1)]
+    size = len(value.shape or operation.shape or ())
+    if not size or not all(type(dim) is int for dim in swapped):
+        return 0
+    first, second = (dim % size for dim in swapped)
+    return {first: second, second: first}.get(0, 0)
 
 
 def _behind_views(value: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -43,7 +43,8 @@ class _Seen:
 
     optimizer: str
     steps: int = 0  # with a learning rate above 0
-    shares: list[float] = field(default_factory=list)  # of lost elements, in each step looked at
+    # By dtype, of lost elements, in each step looked at.
+    shares: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     looked: Counter[str] = field(default_factory=Counter)  # steps, by weight
     lost: Counter[str] = field(default_factory=Counter)  # those in which most of it was lost
     place: Place | None = None
@@ -94,7 +95,7 @@ class LostUpdates(Rule):
             return
         seen = self._by_optimizer[step.optimizer]
         groups = {id(x): group for group in step.optimizer.param_groups for x in group["params"]}
-        moving, lost = 0, 0
+        moving, lost = Counter[str](), Counter[str]()
         with own_arithmetic():
             for sample in samples:
                 weight = sample.weight()
@@ -103,21 +104,21 @@ class LostUpdates(Rule):
                 found = self._in(sample, weight, groups[id(weight)], step.optimizer, seen)
                 if found is None:
                     continue
-                moving, lost = moving + found[0], lost + found[1]
+                dtype = name_of_dtype(weight.dtype)
+                moving[dtype], lost[dtype] = moving[dtype] + found[0], lost[dtype] + found[1]
                 seen.looked[sample.name] += 1
                 seen.lost[sample.name] += found[1] > MOST_LOST * found[0]
-        if moving:
-            seen.shares.append(lost / moving)
+        for dtype in +moving:
+            seen.shares[dtype].append(lost[dtype] / moving[dtype])
 
     def ends(self) -> None:
         for seen in self._seen:
             self._tell(seen)
 
     def _tell(self, seen: _Seen) -> None:
-        if len(seen.shares) < LEAST or seen.steps < MANY or seen.example is None:
-            return
-        share = median(seen.shares)
-        if share <= MOST_LOST:
+        shares = [median(each) for each in seen.shares.values() if len(each) >= LEAST]
+        share = max(shares, default=0.0)
+        if share <= MOST_LOST or seen.steps < MANY or seen.example is None:
             return
         count = sum(2 * seen.lost[name] > times for name, times in seen.looked.items())
         dtype, update, weight = seen.example

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,6 +19,7 @@ __all__ = ["StaleGradients"]
 
 SMALL = 2**12  # elements of a gradient that is copied
 WATCHED = 3  # gradients of each optimizer
+PARTS = 5  # more of them, of other parts of the model
 MOST = 16  # weights among which these are looked for
 FIRST, EVERY = 8, 32  # steps: the first ones are watched, then two of 32
 TWICE = 2  # once may be a rehearsal
@@ -72,10 +74,13 @@ class StaleGradients(Rule):
         if step.number > FIRST and step.number % EVERY > 1:
             return
         named = list(step.weights.items())
-        some = [named[at * (len(named) - 1) // MOST] for at in range(MOST + 1)]
+        some = dict(named[at * (len(named) - 1) // MOST] for at in range(MOST + 1))
+        parts = dict(reversed(list({name.split(".")[0]: name for name, _ in named}.items())))
         with own_arithmetic():
-            found = (used for each in dict(some).items() if (used := _used_of(*each)))
-            self._used[step.optimizer] = list(itertools.islice(found, WATCHED))
+            found = list(_used_among(some.items(), WATCHED))
+            seen = {used.name.split(".")[0] for used in found}
+            rest = ((name, step.weights[name]) for part, name in parts.items() if part not in seen)
+            self._used[step.optimizer] = found + list(_used_among(rest, PARTS))
 
     def _judge(self, optimizer: Optimizer) -> None:
         for each in self._used.get(optimizer, ()):
@@ -100,6 +105,11 @@ class StaleGradients(Rule):
             evidence=f"it was not set to 0 before step {self.training.steps + 1}",
             advice="call optimizer.zero_grad() once for each step, before its first backward",
         )
+
+
+def _used_among(named: Iterable[tuple[str, Tensor]], most: int) -> Iterator[_Used]:
+    """Gradients of the first of some weights."""
+    return itertools.islice((used for each in named if (used := _used_of(*each))), most)
 
 
 def _used_of(name: str, weight: Tensor) -> _Used | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
@@ -109,7 +110,12 @@ class QuietFaults(Listener):
     def called(self, runs: Sequence[GraphRun]) -> None:
         """Look at dropout, where the model is in evaluation mode."""
         model = self._model()
-        if model is None or model.training:
+        if model is None:
+            return
+        if model.training:
+            if not torch.is_grad_enabled():
+                with where_theirs_may_raise():  # modules of others
+                    self._dropout.copy_called(model, _models_of_all())
             return
         with where_theirs_may_raise():  # modules of others, and their mode
             self._dropout.called(model, runs)
@@ -240,6 +246,12 @@ class QuietFaults(Listener):
 def _is_above_zero(rate: object) -> bool:
     """Whether a learning rate moves anything; one on another device counts, to wait for nothing."""
     return not isinstance(rate, (int, float)) or rate > 0
+
+
+def _models_of_all() -> list[tuple[Module, int]]:
+    """All models that are watched, with the steps of each."""
+    pairs = ((each._model(), each._training.steps) for each in tuple(_all))
+    return [(model, steps) for model, steps in pairs if model is not None]
 
 
 def _weights_of_all() -> set[int]:

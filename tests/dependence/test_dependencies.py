@@ -693,6 +693,26 @@ def test_two_sequences_with_padding_of_their_own() -> None:
     assert "by premise_mask" in found.padding.evidence
 
 
+def test_an_input_that_is_constant_behind_the_end() -> None:
+    """Segments are 1 there, and before: tokens are padded all the same."""
+
+    class Segments(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.segment = nn.Embedding(20, WIDTH), nn.Embedding(2, WIDTH)
+
+        def forward(self, tokens: Tensor, segments: Tensor, attention_mask: Tensor) -> Tensor:
+            x = self.embedding(tokens) + self.segment(segments)
+            scores = x @ x.transpose(1, 2)
+            hidden = attention_mask[:, :, None] == 0  # of queries, and it should be that of keys
+            return scores.masked_fill(hidden, -1e9).softmax(-1) @ x
+
+    mask = (ids(padded=True) != 0).long()
+    segments = (torch.arange(LENGTH) > 1).long().expand(BATCH, -1).clone()
+    found = fxguard.dependencies(Segments(), ids(), segments, mask)
+    assert found.padding.depends, found
+
+
 def test_a_softmax_without_a_dimension() -> None:
     """``nn.Softmax()`` takes the first one of three."""
     with warnings.catch_warnings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -367,6 +368,35 @@ class OverSamples(Net):
         return (weights * x[:, :3]).sum(1, keepdim=True)
 
 
+class OverSamplesTurned(Net):
+    """The mistake of attention pooling: ``[parts, samples]``, and a softmax over dimension 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.transpose(super().forward(x), 1, 0)
+        weights = torch.softmax(turned, dim=1).transpose(1, 0)
+        return (weights * x[:, :3]).sum(1, keepdim=True)
+
+
+class OverPartsTurned(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.transpose(super().forward(x), 1, 0)
+        weights = torch.softmax(turned, dim=0).transpose(1, 0)
+        return (weights * x[:, :3]).sum(1, keepdim=True)
+
+
+class HalfLow(nn.Module):
+    """A small part in bfloat16, beside more weights in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.net(x * self.low.float())
+        return found
+
+
 class Gated(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = super().forward(x)
@@ -496,6 +526,21 @@ FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
     ),
     "sigmoid twice": (lambda: Case(Sigmoided(), binary), "applied twice", "result of sigmoid"),
     "over samples": (lambda: Case(OverSamples(3), sums), "mixes samples", "softmax over dim"),
+    "over samples, turned": (
+        lambda: Case(OverSamplesTurned(3), sums),
+        "mixes samples",
+        "softmax over dimension 1 of [3, 16]",
+    ),
+    "lost in a part": (
+        lambda: Case(HalfLow(), squares, optimizer=small_adam),
+        "lost updates",
+        "AdamW does not change most elements of 1 of 5 weights",
+    ),
+    "stale in a part": (
+        lambda: Case(Net(), squares, zeroes=False, after=lambda step, model: model.up.zero_grad()),
+        "stale gradients",
+        "head",
+    ),
 }
 
 HEALTHY: dict[str, Callable[[], Case]] = {
@@ -527,6 +572,7 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "all pairs": lambda: Case(Net(), all_pairs),
     "quantiles": lambda: Case(Net(3), quantiles),
     "log_softmax": lambda: Case(LogSoftmaxed(3), classes),
+    "over parts, turned": lambda: Case(OverPartsTurned(3), sums),
     "a gate": lambda: Case(Gated(), binary),
     "checkpointed": lambda: Case(Net(p=0.1), checkpointed),
 }
@@ -567,6 +613,34 @@ def test_faults_of_a_compiled_model_are_told(name: str) -> None:
 )
 def test_nothing_is_told_of_a_compiled_model_that_is_right(name: str) -> None:
     assert faults_of(HEALTHY[name](), compiles=True) == []
+
+
+def faults_with_a_copy(evaluated: Callable[[nn.Module], object]) -> list[QuietFault]:
+    """A training whose averaged weights are validated."""
+    torch.manual_seed(0)
+    model = Net(p=0.1)
+    average = copy.deepcopy(model).requires_grad_(False)
+    optimizer = SGD(model.parameters(), 0.01)
+    with fxguard.watch(model) as guard, fxguard.watch(average) as other:
+        for _ in range(4):
+            optimizer.zero_grad()
+            squares(model, torch.randn(ROWS, 4)).backward()
+            optimizer.step()
+        model.eval()
+        evaluated(average)
+        with torch.no_grad():
+            average(torch.randn(ROWS, 4))
+        model.train()
+    return [*guard.quiet_faults, *other.quiet_faults]
+
+
+def test_a_copy_that_drops_in_evaluation() -> None:
+    (fault,) = faults_with_a_copy(lambda average: None)
+    assert fault.kind == "dropout in evaluation"
+    assert "a copy of the trained model drops" in fault.line
+    line = int(fault.line.split("test_kinds.py:")[1].split(")")[0])
+    assert "average(torch.randn" in linecache.getline(__file__, line)
+    assert faults_with_a_copy(lambda average: average.eval()) == []
 
 
 def test_each_optimizer_is_judged_by_itself() -> None:
