@@ -31,13 +31,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("measure", "report", "ranks", "source", "graph", "trace")),
     *((name,) for name in ("plan", "options", "passes", "batch", "rerun", "capture")),
     *((name,) for name in ("advice", "verdict", "install", "steps", "guard", "script")),
-    *((name,) for name in ("in_dtype", "budget")),  # what several tools stand on
+    *((name,) for name in ("in_dtype", "budget", "recording")),  # what several tools stand on
     # Tools, side by side.
     (
         "comparison",
         "dependence",
         "forecasting",
         "history",
+        "matching",
         "patch",
         "quiet",
         "reproduce",

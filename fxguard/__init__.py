@@ -12,6 +12,7 @@ Watching a model:
     dependencies                          whether outputs depend on other samples, later positions,
                                           padding, and which operation leaks
     compare, diff, load_trace             two models, two batches, a file that trace_to wrote
+    record                                one batch as a folder, which compare takes, too
     DebugUnderflowOverflow                the class of transformers, as a drop-in
     detect_overflow, get_abs_min_max      one tensor
 
@@ -43,6 +44,7 @@ from fxguard.given_out import give_out
 if TYPE_CHECKING:
     from fxguard import types as types
     from fxguard.api.backend import backend as backend
+    from fxguard.api.compare import compare as compare
     from fxguard.api.diff import diff as diff
     from fxguard.api.instrument import guard_of as guard_of
     from fxguard.api.instrument import instrument as instrument
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from fxguard.api.watch import watch as watch
     from fxguard.batch.frames import frames_of as frames_of
     from fxguard.budget.budget import error_budget as error_budget
-    from fxguard.comparison.compare import compare as compare
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
     from fxguard.debug_utils import detect_overflow as detect_overflow
     from fxguard.debug_utils import get_abs_min_max as get_abs_min_max
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from fxguard.history.history import load_history as load_history
     from fxguard.install.remove import remove as remove
     from fxguard.passes.checks import insert_checks as insert_checks
+    from fxguard.recording.record import record as record
     from fxguard.report.errors import HistoryEvent as HistoryEvent
     from fxguard.report.errors import NonFiniteError as NonFiniteError
     from fxguard.trace.file import load_trace as load_trace
@@ -77,7 +79,7 @@ _HOME = {
     "HistoryEvent": "report.errors",
     "NonFiniteError": "report.errors",
     "backend": "api.backend",
-    "compare": "comparison.compare",
+    "compare": "api.compare",
     "dependencies": "dependence.dependencies",
     "detect_overflow": "debug_utils",
     "diff": "api.diff",
@@ -91,6 +93,7 @@ _HOME = {
     "keep_float32": "api.keep_float32",
     "load_history": "history.history",
     "load_trace": "trace.file",
+    "record": "recording.record",
     "remove": "install.remove",
     "types": "types",
     "watch": "api.watch",

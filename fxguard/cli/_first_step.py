@@ -26,8 +26,11 @@ from fxguard.graph.wide_form import is_float
 from fxguard.install.instrumented import unwrapped
 from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.forecast import Forecast
+from fxguard.report.recorded_step import RecordedStep
 
 __all__ = ["Call", "FirstStep"]
+
+Found = Forecast | ErrorBudget | RecordedStep
 
 
 @dataclass(eq=False)
@@ -77,13 +80,13 @@ class FirstStep:
 
     def __init__(
         self,
-        look: Callable[[Call], Forecast | ErrorBudget],
+        look: Callable[[Call], Found],
         report: Path | None = None,
         loss: LossOfStep | None = None,
     ) -> None:
         self.look = look
         self.report = report
-        self.found: list[Forecast | ErrorBudget] = []
+        self.found: list[Found] = []
         self._loss = loss
         self._calls: dict[int, Call] = {}
         self._local = threading.local()

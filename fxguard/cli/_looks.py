@@ -1,4 +1,4 @@
-"""``fxguard run --forecast`` and ``--error-budget``: what is said of the first step of a script."""
+"""What is said of the first step of a script: ``--forecast``, ``--error-budget``, ``--record``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from fxguard.budget.budget import budget_of_step
 from fxguard.cli._first_step import Call, FirstStep
 from fxguard.cli._loss_of_step import LossOfStep
 from fxguard.forecasting.forecast import forecast_of_step
+from fxguard.recording.folder import need_safetensors, refuse_to_overwrite, write_folder
+from fxguard.recording.running import recorded
 from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.forecast import Forecast
+from fxguard.report.recorded_step import RecordedStep
 
-__all__ = ["error_budget", "forecast"]
+__all__ = ["error_budget", "forecast", "record"]
+
+MAX_BYTES = 2**30  # of a record
 
 
 def forecast(dtype: str, report: Path | None) -> FirstStep:
@@ -39,5 +44,33 @@ def error_budget(dtype: str, report: Path | None) -> FirstStep:
         args, kwargs = trees.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
         found = budget_of_step(call.model(), args, kwargs, getattr(torch, dtype), call.loss)
         return found if call.loss is None else dataclasses.replace(found, of="the loss")
+
+    return FirstStep(look, report, LossOfStep())
+
+
+def record(folder: Path, report: Path | None) -> FirstStep:
+    """Writes what each model computed into a folder; that of a second model has a number.
+
+    Raises:
+        FxguardError: if something is at the path already, or safetensors is not installed.
+    """
+    need_safetensors()
+    refuse_to_overwrite(folder)
+    count = 0
+
+    def look(call: Call) -> RecordedStep:
+        nonlocal count
+        count += 1
+        path = folder if count == 1 else folder.with_name(f"{folder.name}-{count}")
+        args, kwargs = trees.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
+        found, _ = recorded(call.model(), args, kwargs, MAX_BYTES, of=call.loss)
+        write_folder(found, path)
+        return RecordedStep(
+            str(path),
+            len(found.operations),
+            len(found.values),
+            len(found.data),
+            "" if call.loss is None else "the loss",
+        )
 
     return FirstStep(look, report, LossOfStep())

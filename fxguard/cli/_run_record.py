@@ -13,6 +13,7 @@ from fxguard.cli._processes import Note
 from fxguard.cli._statuses import Status
 from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.forecast import Forecast
+from fxguard.report.recorded_step import RecordedStep
 from fxguard.report.strict_json import recorded, write_json
 
 __all__ = ["record_of_first_step", "record_of_run", "status_of", "write_record"]
@@ -47,8 +48,10 @@ def record_of_run(note: Note, status: int) -> dict[str, Any]:
     )
 
 
-def record_of_first_step(found: Sequence[Forecast | ErrorBudget], status: int) -> dict[str, Any]:
-    """A run with ``--forecast`` or ``--error-budget``, which ends after its first step."""
+def record_of_first_step(
+    found: Sequence[Forecast | ErrorBudget | RecordedStep], status: int
+) -> dict[str, Any]:
+    """A run that ends after its first step: ``--forecast``, ``--error-budget``, ``--record``."""
     return _record(
         status,
         [line for each in found for line in each.verdict],

@@ -33,6 +33,7 @@ from fxguard.ranks.agreement import current_rank
 from fxguard.records import Range
 from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.forecast import Forecast
+from fxguard.report.recorded_step import RecordedStep
 from fxguard.report.report import Report
 from fxguard.tracing.traces import Traces
 
@@ -256,10 +257,10 @@ def headroom_of(guard: GuardedModel) -> Headroom | None:
     return least
 
 
-def write(report: Report | Forecast | ErrorBudget, path: Path) -> None:
+def write(report: Report | Forecast | ErrorBudget | RecordedStep, path: Path) -> None:
     """Write a record in the format that the file's name asks for."""
     try:
-        if path.suffix == ".html":
+        if path.suffix == ".html" and not isinstance(report, RecordedStep):
             report.to_html(path)
             return
         text = report.to_json(indent=2) if path.suffix == ".json" else str(report)

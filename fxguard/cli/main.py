@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import fxguard
 from fxguard import netcheck
+from fxguard.cli._comparisons import add_compare
 from fxguard.cli._ending import end, last_line, say
 from fxguard.cli._histories import add_history
 from fxguard.cli._processes import SWITCH
@@ -129,10 +130,17 @@ def parser() -> argparse.ArgumentParser:
         help="say how wrong the loss of the first step of the script would be in this dtype, and "
         "which lines that comes from, and stop there with status 0",
     )
+    run.add_argument(
+        "--record",
+        metavar="FOLDER",
+        help="write what the models of the first step of the script computed into this folder, "
+        "with their weights and the data, for fxguard compare, and stop there with status 0",
+    )
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add_commands(commands)
     add_history(commands)
+    add_compare(commands)
     check = commands.add_parser(
         "netcheck",
         help="check the network of a distributed run, under torchrun",
@@ -210,10 +218,10 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         return Status.FAILED
     name = given.module or rest[0]
     of_script = rest if given.module is not None else rest[1:]
-    looks = sorted({word.partition("=")[0] for word in of_script} & given.parser.option_strings)
-    if looks:
+    meant = sorted({word.partition("=")[0] for word in of_script} & given.parser.option_strings)
+    if meant:
         say(
-            f"{', '.join(looks)} after {name} went to the script; options for fxguard come before "
+            f"{', '.join(meant)} after {name} went to the script; options for fxguard come before "
             f"{name}"
         )
     start = Path.cwd() if given.module is not None else Path(os.path.abspath(rest[0])).parent
@@ -229,9 +237,11 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         return _wrong(problem)
     if given.try_patch and given.patch is None:
         return _wrong("--try-patch needs --patch FILE")
-    if given.forecast is not None and given.error_budget is not None:
-        return _wrong("--forecast and --error-budget are two runs: give one of them")
-    if given.forecast is not None or given.error_budget is not None:
+    looks = ("forecast", "error_budget", "record")
+    asked = ["--" + name.replace("_", "-") for name in looks if getattr(given, name) is not None]
+    if len(asked) > 1:
+        return _wrong(f"{' and '.join(asked)} are several runs: give one of them")
+    if asked:
         return _first_step(given, settings.get("report"), rest)
     return _run(given, rest, settings)
 
@@ -294,6 +304,11 @@ def _first_step(given: argparse.Namespace, report: str | None, rest: list[str]) 
     file = None if report is None else Path(report)
     if given.forecast is not None:
         first, nothing = _looks.forecast(given.forecast, file), f"forecast in {given.forecast}"
+    elif given.record is not None:
+        try:
+            first, nothing = _looks.record(Path(given.record), file), "record"
+        except fxguard.FxguardError as refusal:
+            return _wrong(str(refusal))
     else:
         first = _looks.error_budget(given.error_budget, file)
         nothing = f"measure in {given.error_budget}"

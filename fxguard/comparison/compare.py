@@ -49,69 +49,20 @@ def compare(
     gradients: bool = True,
     **kwargs: Any,
 ) -> Comparison:
-    """Call two models with the same inputs, and compare the results of every operation by elements.
-
-    Each operation of B also runs on the operands that the same operation of A had, rounded to B's
-    dtypes. Its result is compared with the result of A's operation: the difference is its *own*
-    error. The rest of the difference is *inherited* from earlier operations. Weights are compared
-    by name, without conversion.
-
-    A divergence is *significant* in one of five cases. A weight of B is not A's weight, rounded to
-    the coarser of their dtypes. The two operations differ in float64 on the same operands, by more
-    than one rounding of the coarser dtype. One of the two is further from float64 than 16 roundings
-    of its result and of its operands explain, on its own operands. The output of a compiled graph
-    is 16 times as far from float64 as its operations are in eager mode. An output is another one:
-    in float64, on A's inputs and weights, the two models return other values.
-
-    Two models may be written in two ways. Operations correspond that read the same; the rest by
-    name and order. If the models return the same in float64 all the same, and gradients are the
-    same, operations that do not correspond are listed, and are no divergence.
-
-    If every operation is within its roundings, roundings still add up on the way. Then each output
-    has a tolerance, and :attr:`Comparison.outcome` is "precision" where one is beyond it. Then
-    :attr:`Comparison.budget` says which lines of the model with fewer digits that comes from.
-
-    With ``gradients=True``, the gradients of all weights and inputs that require one are compared.
-    The backward starts from the ``loss`` that the model returns, or else from all its outputs, with
-    gradients drawn from a normal distribution. If gradients differ in float64 and the forward does
-    not, each operation's backward is compared alone.
-
-    Both models see the same random numbers. If the models are of different dtypes or on different
-    devices, floating-point inputs are converted to the dtype of each model's first floating-point
-    parameter, and all inputs are moved to its device. The inputs, the buffers (running statistics),
-    the gradients of weights and the random state are left unchanged. Inside fused kernels a
-    compiled model has no values to compare, so its captured graphs run in eager mode, and the
-    outputs of the compiled graphs are compared with that run.
+    """Compare the results of every operation of two models, as :func:`fxguard.compare` says.
 
     Args:
         model_a: any module that is not instrumented, or the result of ``torch.compile``.
-        model_b: likewise; it may be the same module, compiled.
-        inputs: positional arguments of both models: any nest of tensors and other objects.
-        tolerance: the largest own error, relative to the largest magnitude of A's result, that is
-            not significant. None lets float64 judge. It also applies to ranges: see
-            :func:`fxguard.diff`.
-        output_tolerance: how far apart each output may be where no operation is to blame: the root
-            mean square of the difference, relative to that of A's output. None for 4 units of
-            roundoff of each model, added as independent errors are: 3.4e-7 for two models in
-            float32; 0.2 % for float32 and float16, 1.6 % for float32 and bfloat16. Weights that
-            only one model has, such as folded ones, may be off by as many, and outputs by what
-            that moves. Integers and booleans have to be equal.
-        gradients: whether to also compare gradients. Under ``torch.no_grad`` there are none.
-        kwargs: keyword arguments of both models.
-
-    Returns:
-        Everything that was compared; :attr:`Comparison.first` is the first significant divergence,
-        and :attr:`Comparison.outcome` says what was found.
-        While B is compared, all values of A's forward stay in memory, as for a backward.
+        model_b: likewise.
+        inputs: positional arguments of both.
+        tolerance: the largest own error that is not significant.
+        output_tolerance: how far apart each output may be.
+        gradients: whether to also compare gradients.
+        kwargs: keyword arguments of both.
 
     Raises:
         FxguardError: when a model is instrumented already, or a tolerance is negative.
-        Exception: whatever a model raises, unless fxguard found a bad value that led to it: then
-            the ranges of what ran before are compared.
-
-    Example:
-        >>> print(fxguard.compare(model, copy.deepcopy(model).half(), input_ids))
-        >>> assert fxguard.compare(model, torch.compile(model), input_ids).agrees
+        Exception: whatever a model raises, unless a bad value led to it.
     """
     if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"tolerance has to be 0 or more, got {tolerance!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -143,12 +144,12 @@ def _dim_of_samples(operation: Operation) -> int:
     value = next(operation.values, None)
     if not isinstance(value, Operation) or value.kind not in SWAPS:
         return 0
-    swapped = [value.argument(1, "dim0", 0), value.argument(2, "dim1", 1)]
+    swapped: list[Any] = [value.argument(1, "dim0", 0), value.argument(2, "dim1", 1)]
     size = len(value.shape or operation.shape or ())
     if not size or not all(type(dim) is int for dim in swapped):
         return 0
-    first, second = (dim % size for dim in swapped)
-    return {first: second, second: first}.get(0, 0)
+    first, second = sorted(dim % size for dim in swapped)
+    return second if first == 0 else 0
 
 
 def _behind_views(value: object) -> object:

@@ -1,0 +1,87 @@
+"""What is unlike about two operations where two programs part: numbers, weights, elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxguard.matching._causes import Cause
+from fxguard.matching._walk import Walk, weights_read
+from fxguard.recording.recorded import Leaf, Operation
+from fxguard.recording.replay import operation_named
+
+__all__ = ["because"]
+
+SAME = 1e-6  # relative to the largest element of a weight
+
+
+def because(walk: Walk, cause: Cause) -> str:
+    """What is known of a cause, as one line; "" for nothing."""
+    return "; ".join(_because(walk, cause))
+
+
+def _because(walk: Walk, cause: Cause) -> Iterator[str]:
+    if cause.leaf is not None:
+        said = _of_leaf(walk, cause.leaf)
+        if said:
+            yield said
+    if cause.mine is None or cause.theirs is None or cause.mine >= len(walk.recording.operations):
+        return
+    mine = walk.recording.operations[cause.mine]
+    theirs = walk.other.recording.operations[cause.theirs]
+    yield from _of_numbers(theirs, mine)
+    yield from _of_weights(walk, theirs, mine)
+
+
+def _of_leaf(walk: Walk, leaf: Leaf) -> str:
+    twin, mine = walk.twins[leaf.value], walk.values.get(leaf.value)
+    names = {each.value: each.name for each in walk.other.recording.leaves}
+    of = " and ".join(names.get(value, "?") for value in twin.of[:3])
+    if mine is None:
+        return ""
+    theirs = walk.other.values.get(twin.of[0]) if len(twin.of) == 1 else None
+    if theirs is None or theirs.shape != mine.shape:
+        return f"{leaf.name} of B is not {of} of A: some of it is no part of these"
+    unlike = (theirs - mine).abs()
+    count = int((unlike > SAME * float(theirs.abs().max())).sum())
+    return (
+        f"{leaf.name} of B is not {of} of A: {count} of {mine.numel()} elements differ, by up to "
+        f"{float(unlike.max()):.2g}"
+    )
+
+
+def _of_numbers(theirs: Operation, mine: Operation) -> Iterator[str]:
+    """Numbers among the arguments that differ: an eps, a factor, a dimension."""
+    one, two = _numbers(theirs), _numbers(mine)
+    for name in one.keys() & two.keys():
+        if one[name] != two[name] and _reads_alike(theirs, mine):
+            of = "" if name in ("other", "self") else f"{name} is "
+            yield f"{of}{one[name]} in A, {two[name]} in B"
+
+
+def _reads_alike(theirs: Operation, mine: Operation) -> bool:
+    """Whether two operations are one, also in place."""
+    return theirs.kind.rstrip("_") == mine.kind.rstrip("_")
+
+
+def _numbers(operation: Operation) -> dict[str, str]:
+    overload = operation_named(operation.name)
+    if overload is None:
+        return {}
+    names = [argument.name for argument in overload._schema.arguments]
+    given = dict(zip(names, operation.args, strict=False)) | dict(operation.kwargs)
+    return {
+        name: f"{x:.6g}" if isinstance(x, float) else str(x)
+        for name, x in given.items()
+        if isinstance(x, (bool, int, float, str))
+    }
+
+
+def _of_weights(walk: Walk, theirs: Operation, mine: Operation) -> Iterator[str]:
+    """Weights that only one of two operations reads, by the names of A."""
+    names = {leaf.value: leaf.name for leaf in walk.other.recording.leaves}
+    one = weights_read(walk.other.weights_in, theirs)
+    two = weights_read(walk.weights_in, mine)
+    if not one or not two or one & two:
+        return
+    a, b = (" and ".join(sorted(names.get(x, "?") for x in each)[:3]) for each in (one, two))
+    yield f"A reads {a}; what B reads holds {b} of A"

@@ -1,0 +1,190 @@
+"""Which operation makes two programs part: the first one on each side that the other lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fxguard.matching._layouts import distance, nearest_layout
+from fxguard.matching._walk import Mismatch, Walk, inside, made_by
+from fxguard.recording.recorded import Leaf, Operation
+from fxguard.recording.replay import reads_of
+
+__all__ = ["Cause", "causes_of"]
+
+RELATED = 1.2  # a distance: unrelated values are at 1.4
+MOST = 200  # values of each side that are compared with those of the other
+LARGEST = 2**20  # elements of one that is
+
+
+@dataclass(slots=True)
+class Cause:
+    """Where two programs part, with all that follows from it."""
+
+    mine: int | None  # the operation, by number
+    theirs: int | None
+    leaf: Leaf | None  # the weight that differs, where that is it
+    mismatches: list[Mismatch]
+    all_mine: tuple[int, ...] = ()  # every operation that the other program does not have
+    all_theirs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """The operations that lead to a value from those where the programs are still the same."""
+
+    operations: tuple[int, ...]
+    leaves: tuple[int, ...]  # values that nothing made
+
+
+def causes_of(walk: Walk, mismatches: Iterable[Mismatch]) -> list[Cause]:
+    """The causes of some mismatches, in order of execution.
+
+    Those of one operation are one, and those of the same two lines: of each layer, say.
+    """
+    by_operation: dict[object, Cause] = {}
+    for mismatch in mismatches:
+        cause = _cause_of(walk, mismatch)
+        _merge(by_operation, cause, cause.leaf or cause.mine)
+    by_line: dict[object, Cause] = {}
+    for cause in by_operation.values():
+        lines = (
+            _line_of(walk.recording.operations, cause.mine),
+            _line_of(walk.other.recording.operations, cause.theirs),
+        )
+        _merge(by_line, cause, (cause.leaf, lines) if None not in lines else id(cause))
+    return list(by_line.values())
+
+
+def _merge(found: dict[object, Cause], cause: Cause, key: object) -> None:
+    known = found.setdefault(key, cause)
+    if known is not cause:
+        known.mismatches += cause.mismatches
+
+
+def _line_of(operations: Sequence[Operation], number: int | None) -> object:
+    source = operations[number].source if number is not None else None
+    return None if source is None else source.position
+
+
+def _cause_of(walk: Walk, mismatch: Mismatch) -> Cause:
+    operations, others = walk.recording.operations, walk.other.recording.operations
+
+    def is_same(value: int) -> bool:
+        return value in walk.same and value != mismatch.mine
+
+    def is_seen(value: int) -> bool:
+        known = walk.seen.get(value)
+        return known is not None and known < mismatch.operation and value != mismatch.theirs
+
+    mine = _region(mismatch.mine, walk.made_by, operations, is_same)
+    theirs = _region(mismatch.theirs, walk.other.made_by, others, is_seen)
+    leaf = _unlike_leaf(walk, mine)
+    first, other = _first_counterparts(walk, mine, theirs, is_same, is_seen) or (None, None)
+    if first is None:
+        first = _root(operations, mine, is_same)
+        other = _their_root(walk, first, theirs, is_seen)
+    return Cause(first, other, leaf, [mismatch], mine.operations, theirs.operations)
+
+
+def _region(
+    value: int,
+    makers: Mapping[int, int],
+    operations: Sequence[Operation],
+    is_end: Callable[[int], bool],
+) -> _Region:
+    found, leaves, left, known = set[int](), list[int](), [value], set[int]()
+    while left:
+        at = left.pop()
+        if at in known or is_end(at):
+            continue
+        known.add(at)
+        number = makers.get(at)
+        if number is None:
+            leaves.append(at)
+        else:
+            found.add(number)
+            left += [ref.value for ref in reads_of(operations[number])]
+    return _Region(tuple(sorted(found)), tuple(leaves))
+
+
+def _unlike_leaf(walk: Walk, region: _Region) -> Leaf | None:
+    """A weight that is near to one of the other program, and not equal."""
+    for leaf in walk.recording.leaves:
+        twin = walk.twins.get(leaf.value)
+        if leaf.value in region.leaves and leaf.kind == "weight" and twin and not twin.is_whole:
+            return leaf
+    return None
+
+
+def _root(
+    operations: Sequence[Operation], region: _Region, is_end: Callable[[int], bool]
+) -> int | None:
+    """The first operation of a region all of whose operands are in both programs."""
+    roots = [
+        at for at in region.operations if all(is_end(ref.value) for ref in reads_of(operations[at]))
+    ]
+    return min(roots or region.operations, default=None)
+
+
+def _their_root(
+    walk: Walk, root: int | None, region: _Region, is_seen: Callable[[int], bool]
+) -> int | None:
+    operations = walk.other.recording.operations
+    if root is not None:
+        mine = walk.recording.operations[root]
+        read = {x for ref in reads_of(mine) for x in walk.same.get(ref.value, ())}
+        alike = [
+            at
+            for at in region.operations
+            if inside(at) in read or read & {ref.value for ref in reads_of(operations[at])}
+        ]
+        same = [at for at in alike if operations[at].kind.rstrip("_") == mine.kind.rstrip("_")]
+        if same or alike:
+            return min(same or alike)
+    return _root(operations, region, is_seen)
+
+
+def _first_counterparts(
+    walk: Walk,
+    mine: _Region,
+    theirs: _Region,
+    is_same: Callable[[int], bool],
+    is_seen: Callable[[int], bool],
+) -> tuple[int, int] | None:
+    """The first operation whose result is like one of the other program's, and not equal to it."""
+    others = list(_values(walk.other.recording.operations, theirs, walk.other.values, is_seen))
+    others += [
+        (at, x)
+        for at in theirs.operations
+        for x in walk.other.parts.get(at, ())
+        if inside(at) not in walk.seen or len(others) < MOST
+    ]
+    values = list(_values(walk.recording.operations, mine, walk.values, is_same))
+    values += [(at, x) for at in mine.operations for x in walk.parts.get(at, ())]
+    for at, x in sorted(values, key=lambda each: each[0])[:MOST]:
+        found: list[tuple[float, int]] = []
+        for other, y in others[:MOST]:
+            if y.numel() == x.numel() and y.is_floating_point() == x.is_floating_point():
+                laid = nearest_layout(y, x)
+                if laid is not None:
+                    found.append((distance(laid, x), other))
+        if found and min(found)[0] < RELATED:
+            return at, min(found)[1]
+    return None
+
+
+def _values(
+    operations: Sequence[Operation],
+    region: _Region,
+    values: Mapping[int, Tensor],
+    is_end: Callable[[int], bool],
+) -> Iterator[tuple[int, Tensor]]:
+    """The values that operations of a region made and that the other program does not have."""
+    for at in region.operations:
+        for value in made_by(operations[at]):
+            x = values.get(value)
+            if x is not None and not is_end(value) and 1 < x.numel() <= LARGEST:
+                yield at, x

@@ -1,0 +1,426 @@
+"""Runs one program on the values of another: each of its values is looked for there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fxguard.forgiving import theirs
+from fxguard.matching._index import Index
+from fxguard.matching._layouts import apart, nearest_layout, order_of_rows
+from fxguard.matching._parts import parts_of
+from fxguard.matching._weights import Twin, twins_of
+from fxguard.recording.recorded import Leaf, Operation, Recording
+from fxguard.recording.replay import Replay, is_view, operation_named, reads_of, wide
+
+__all__ = ["Exact", "Mismatch", "Walk", "exact_of"]
+
+SAME = 1e-9  # relative, between values that differ by roundings of float64
+# Units of roundoff that a value may be off which was not computed again.
+FOR_ROUNDINGS, FOR_LOW = 64.0, 8.0
+LOW = 1e-5  # the roundoff of dtypes with few digits
+# Other names for one operation: a value times a weight.
+PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "dot"])
+
+
+@dataclass(slots=True)
+class Exact:
+    """What a program computes in float64."""
+
+    recording: Recording
+    values: dict[int, Tensor] = field(default_factory=dict)  # when they were made
+    index: Index = field(default_factory=Index)
+    made_by: dict[int, int] = field(default_factory=dict)  # the operation of each value
+    # The weights that a value is, or is a view or a cast of.
+    weights_in: dict[int, frozenset[int]] = field(default_factory=dict)
+    readers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    parts: dict[int, list[Tensor]] = field(default_factory=dict)  # inside fused operations
+    not_run: dict[str, str] = field(default_factory=dict)
+    noise: dict[int, float] = field(default_factory=dict)  # of what was rounded before it was read
+
+
+def exact_of(recording: Recording) -> Exact:
+    """Run a recording in float64, and make its values findable."""
+    found = Exact(recording)
+    replay = Replay(recording)
+    for leaf in recording.leaves:
+        if leaf.value in replay.now:
+            found.values[leaf.value] = replay.now[leaf.value].clone()
+            found.index.add(leaf.value, found.values[leaf.value])
+        if leaf.kind in ("weight", "buffer"):
+            found.weights_in[leaf.value] = frozenset([leaf.value])
+        if leaf.kind in ("buffer", "other"):
+            found.noise[leaf.value] = roundoff(recording, leaf.value)
+    for number, operation in enumerate(recording.operations):
+        _note_weights(found.weights_in, operation)
+        for weight in weights_read(found.weights_in, operation):
+            found.readers[weight].append(number)
+        parts = found.parts[number] = _parts(replay, operation)
+        replay.run(operation)
+        for value in made_by(operation):
+            found.made_by[value] = number
+            if value in replay.now:
+                found.values[value] = replay.now[value].clone()
+                found.index.add(value, found.values[value])
+            if value in replay.told:
+                found.noise[value] = roundoff(recording, value)
+        for part in parts:
+            found.index.add(inside(number), part)
+    found.not_run = replay.not_run
+    return found
+
+
+def _parts(replay: Replay, operation: Operation) -> list[Tensor]:
+    if any(ref.value not in replay.now for ref in reads_of(operation)):
+        return []
+    try:
+        return parts_of(operation, *replay.arguments(operation))
+    except theirs():  # a fused operation of another form
+        return []
+
+
+def roundoff(recording: Recording, value: int) -> float:
+    """The unit of roundoff of a value's dtype; 0 for integers."""
+    dtype = recording.values[value].dtype
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+
+
+def _tolerance(noise: float) -> float:
+    return SAME + noise * (FOR_LOW if noise > LOW else FOR_ROUNDINGS)
+
+
+def _same_for_all(tolerance: float) -> Callable[[int], float]:
+    return lambda value: tolerance
+
+
+def inside(operation: int) -> int:
+    """What stands for the values inside an operation, where values are numbers."""
+    return -1 - operation
+
+
+def made_by(operation: Operation) -> Iterator[int]:
+    """The values that an operation made or wrote."""
+    yield from (x for x in operation.made if x is not None)
+    yield from (now for _, now in operation.written if now not in operation.made)
+
+
+def _is_relabeling(operation: Operation) -> bool:
+    overload = operation_named(operation.name)
+    return operation.kind in ("_to_copy", "clone", "cat", "detach", "t", "lift_fresh") or (
+        overload is not None and is_view(overload)
+    )
+
+
+def _note_weights(known: dict[int, frozenset[int]], operation: Operation) -> None:
+    if not _is_relabeling(operation):
+        return
+    reads = [ref.value for ref in reads_of(operation)]
+    if reads and all(x in known for x in reads):
+        for value in made_by(operation):
+            known[value] = frozenset().union(*(known[x] for x in reads))
+
+
+def weights_read(known: dict[int, frozenset[int]], operation: Operation) -> frozenset[int]:
+    """The weights that an operation computes with."""
+    if _is_relabeling(operation):
+        return frozenset()
+    return frozenset().union(*(known.get(ref.value, frozenset()) for ref in reads_of(operation)))
+
+
+def operands(known: dict[int, frozenset[int]], operation: Operation) -> list[int]:
+    """The values that an operation reads and that are no weights."""
+    return [ref.value for ref in reads_of(operation) if ref.value not in known]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A value that should be one of the other program's, and is not."""
+
+    mine: int
+    theirs: int
+    apart: float  # relative to the largest magnitude
+    operation: int  # that reads it; behind the last one for an output
+    is_output: bool = False
+
+
+class Walk:
+    """One program, run in float64 on the values of another one.
+
+    What it computes is looked for among the other's values. Where an operation with a weight that
+    both have reads something that the other's operation does not read, the other's value takes its
+    place: what follows is compared on equal terms.
+
+    Args:
+        recording: of the program.
+        other: the other program.
+        twins: of its weights.
+        repairs: what to add to values that do not match, in place of the other's values: the
+            corrections of a run before this one. Other values stay as they are.
+
+    Attributes:
+        same: for each value of this program the values of the other that hold the same.
+        mismatches: where the programs part, in order.
+        outputs: pairs of an output, or a value, of the other program and of an output of this one.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        other: Exact,
+        twins: dict[int, Twin],
+        repairs: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        self.recording, self.other, self.twins = recording, other, twins
+        self.repairs = repairs
+        self.same: dict[int, tuple[int, ...]] = {}
+        self.mismatches: list[Mismatch] = []
+        self.outputs: list[tuple[int, int]] = []
+        self.forced: set[int] = set()  # values in whose place the other's were taken
+        self.corrections: dict[int, Tensor] = {}  # what that has changed
+        self.made_by: dict[int, int] = {}
+        self.values: dict[int, Tensor] = {}  # a copy of each, as it was looked for
+        self.weights_in: dict[int, frozenset[int]] = {}  # of the other program
+        self.parts: dict[int, list[Tensor]] = {}  # inside fused operations, which the other lacks
+        self.seen: dict[int, int] = {}  # values of the other, with the operation that found them
+        self._noise: dict[int, float] = {}
+        self._at = -1  # the operation that runs
+        self._uses: dict[tuple[int, ...], int] = defaultdict(int)
+        self._replay = Replay(recording, {v: twin.content for v, twin in twins.items()})
+
+    @property
+    def not_run(self) -> dict[str, str]:
+        """Operations that did not run again, with the reason."""
+        return self._replay.not_run
+
+    def run(self) -> Walk:
+        """Run all of it."""
+        for leaf in self.recording.leaves:
+            self._enter(leaf)
+        for number, operation in enumerate(self.recording.operations):
+            self._at = number
+            self._step(number, operation)
+        self._meet_outputs()
+        return self
+
+    def _enter(self, leaf: Leaf) -> None:
+        replay, value = self._replay, leaf.value
+        if value not in replay.now:
+            return
+        twin = self.twins.get(value)
+        if leaf.kind in ("weight", "buffer"):
+            self.weights_in[value] = frozenset(() if twin is None else twin.of)
+        if twin is not None and twin.is_whole:
+            self.same[value] = twin.of
+            self._see(twin.of)
+            self.values[value] = replay.now[value].clone()
+            return
+        self._noise[value] = roundoff(self.recording, value)
+        self._look(value)
+
+    def _step(self, number: int, operation: Operation) -> None:
+        replay = self._replay
+        _note_weights(self.weights_in, operation)
+        self._meet(number, operation)
+        noise = max((self._noise.get(ref.value, 0.0) for ref in reads_of(operation)), default=0.0)
+        self.parts[number] = []
+        for part in _parts(replay, operation):
+            found = self.other.index.find(part, _same_for_all(_tolerance(noise)))
+            if found is None:
+                self.parts[number].append(part)
+            else:
+                self._see(found.values)
+        replay.run(operation)
+        for value in made_by(operation):
+            self.made_by[value] = number
+            if value not in replay.now:
+                continue
+            mine = roundoff(self.recording, value) if value in replay.told else 0.0
+            self._noise[value] = max(noise, mine)
+            self._look(value)
+
+    def _look(self, value: int) -> None:
+        x = self._replay.now[value]
+        self.values[value] = x.clone()
+        mine, most = self._noise.get(value, 0.0), [0.0]
+
+        def tolerance(theirs: int) -> float:
+            most[0] = max(mine, self._noise_of_theirs(theirs))
+            return _tolerance(most[0])
+
+        found = self.other.index.find(x, tolerance)
+        if found is None:
+            return
+        self.same[value] = found.values
+        self._see(found.values)
+        if most[0] and found.same is not None and found.same.shape == x.shape:
+            self._put(value, found.same)
+
+    def _see(self, theirs: Iterable[int]) -> None:
+        for value in theirs:
+            self.seen.setdefault(value, self._at)
+
+    def _noise_of_theirs(self, value: int) -> float:
+        """The noise in a value of the other program that no value of this one shares."""
+        other, most, left, known = self.other, 0.0, [value], set[int]()
+        while left:
+            at = left.pop()
+            if at in known or at in self.seen:
+                continue
+            known.add(at)
+            most = max(most, other.noise.get(at, 0.0))
+            number = -1 - at if at < 0 else other.made_by.get(at)
+            if number is not None:
+                left += [ref.value for ref in reads_of(other.recording.operations[number])]
+        return most
+
+    def _put(self, value: int, instead: Tensor) -> None:
+        """Let a value be the other's from here on."""
+        x = self._replay.now[value]
+        if x.is_floating_point() and not any(
+            stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)
+        ):
+            x.copy_(instead)
+        else:
+            self._replay.now[value] = instead.clone()
+        self._noise.pop(value, None)
+
+    def _meet(self, number: int, operation: Operation) -> None:
+        """Compare what an operation with a weight reads with what the other's reads."""
+        weights = weights_read(self.weights_in, operation)
+        if not weights:
+            return
+        mine = operands(self.weights_in, operation)
+        key = tuple(sorted(weights))
+        use, self._uses[key] = self._uses[key], self._uses[key] + 1
+        found = self._their_operand(operation, weights, use)
+        if len(mine) != 1 or found is None or found not in self.other.values:
+            return
+        value, theirs = mine[0], self.other.values[found]
+        if value in self.same or value not in self._replay.now:
+            return
+        x = self._replay.now[value]
+        if x.numel() != theirs.numel() or x.dtype != theirs.dtype:
+            return
+        instead = self.laid_out(theirs, x)
+        if instead is None:
+            return
+        self.mismatches.append(Mismatch(value, found, apart(instead, x), number))
+        if self.repairs is None:
+            self.corrections[value] = torch.nan_to_num(instead - x, posinf=0.0, neginf=0.0)
+            self._put(value, instead)
+            self.same[value] = (found,)
+            self.forced.add(value)
+            self._see([found])
+        elif value in self.repairs:
+            self._put(value, x + self.repairs[value])
+
+    def laid_out(
+        self, theirs: Tensor, like: Tensor, carried: Tensor | None = None
+    ) -> Tensor | None:
+        """The elements of a value of the other, where this program would have them.
+
+        Rows are in the order that values with as many rows have which both programs computed.
+
+        Args:
+            theirs: the value.
+            like: what this program has in its place.
+            carried: of the shape of ``theirs``: is returned instead, in the same order.
+        """
+        if like.dim() and theirs.shape[-1:] == like.shape[-1:]:
+            width = like.shape[-1]
+            order = self._order_of_rows(like.numel() // max(width, 1))
+            if order is not None:
+                moved = theirs if carried is None else carried
+                return moved.reshape(-1, width)[order].reshape(like.shape)
+        return nearest_layout(theirs, like, carried)
+
+    def _order_of_rows(self, rows: int) -> Tensor | None:
+        """For each row of this program's values the other's row; None if that is not known."""
+        for value in reversed(self.same):
+            x = self.values[value]
+            if x.dim() < 2 or x.shape[-1] < 2 or x.numel() != rows * x.shape[-1]:
+                continue
+            for other in self.same[value] if x.is_floating_point() else ():
+                y = self.other.values.get(other)
+                if y is not None and y.numel() == x.numel() and y.shape[-1:] == x.shape[-1:]:
+                    order = order_of_rows(x.reshape(rows, -1), y.reshape(rows, -1))
+                    if order is not None:
+                        return order
+        return None
+
+    def _meet_outputs(self) -> None:
+        """Compare the outputs that are no values of the other program with its outputs."""
+        self._at = len(self.recording.operations)
+        mine = [v for _, v in self.recording.outputs if v in self.values]
+        theirs = [v for _, v in self.other.recording.outputs if v in self.other.values]
+        returned_by_both = {x for v in mine for x in self.same.get(v, ())}
+        left = [v for v in theirs if v not in returned_by_both]
+        for value in mine:
+            x = self.values[value]
+            if not x.is_floating_point():
+                continue
+            returned = [v for v in theirs if v in self.same.get(value, ())]
+            if returned:
+                self.outputs.append((returned[0], value))
+                continue
+            for other in left:
+                y = self.other.values[other]
+                instead = self.laid_out(y, x) if y.numel() == x.numel() else None
+                if instead is not None:
+                    far = apart(instead, x)
+                    self.mismatches.append(Mismatch(value, other, far, self._at, is_output=True))
+                    self.outputs.append((other, value))
+                    left.remove(other)
+                    break
+            else:
+                if value in self.same:  # the other program has it, and does not return it
+                    inner = [v for v in self.same[value] if v in self.other.values]
+                    self.outputs += [(v, value) for v in inner[:1]]
+
+    def _their_operand(self, operation: Operation, weights: frozenset[int], use: int) -> int | None:
+        """What the other program's operations with the same weights read, if that is one value."""
+        other = self.other
+        found = set()
+        for weight in weights:
+            readers = [
+                at
+                for at in other.readers.get(weight, ())
+                if self._alike(operation, other.recording.operations[at])
+            ]
+            if use >= len(readers):
+                return None
+            theirs = operands(other.weights_in, other.recording.operations[readers[use]])
+            if len(theirs) != 1:
+                return None
+            found.add(theirs[0])
+        first = min(found)
+        for value in found:
+            x, y = other.values.get(value), other.values.get(first)
+            if x is None or y is None or x.shape != y.shape or apart(x, y) > SAME:
+                return None
+        return first
+
+    @staticmethod
+    def _alike(mine: Operation, theirs: Operation) -> bool:
+        both = {mine.kind, theirs.kind}
+        return both <= PRODUCTS or len(both) == 1
+
+
+def twins_between(mine: Recording, other: Exact, tolerance: float) -> dict[int, Twin]:
+    """The weights and buffers of a program that are those of another one."""
+    kinds = ("weight", "buffer")
+    of_mine = {
+        leaf.value: wide(mine.data[leaf.value])
+        for leaf in mine.leaves
+        if leaf.kind in kinds and leaf.value in mine.data
+    }
+    theirs = {
+        leaf.value: other.values[leaf.value]
+        for leaf in other.recording.leaves
+        if leaf.kind in kinds and leaf.value in other.values
+    }
+    return twins_of(of_mine, theirs, tolerance)
