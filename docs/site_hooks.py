@@ -61,6 +61,9 @@ REFERENCE: dict[str, tuple[str, ...]] = {
     "Comparing": (
         "fxguard.compare",
         *(f"fxguard.types.{name}" for name in ("Comparison", "Compared", "Apart")),
+        "fxguard.record",
+        *(f"fxguard.types.{name}" for name in ("RunComparison", "RunDivergence", "OneSide")),
+        *(f"fxguard.types.{name}" for name in ("OutputsApart", "RoundingShare")),
         "fxguard.load_trace",
         *(f"fxguard.types.{name}" for name in ("Trace", "TracedBatch", "Fingerprint")),
         "fxguard.diff",

@@ -15,8 +15,8 @@ Of a trace file, and of two things that were compared:
     Diff, BatchDiff, Match, RowPair       of diff
     UsualChange                           of diff with a history
     Comparison, Compared, Apart           of compare
-    RunComparison, Divergence, OneSide,   of compare with folders of record
-    OutputsApart, RoundingShare
+    RunComparison, RunDivergence          of compare with folders of record
+    OneSide, OutputsApart, RoundingShare  an operation of one run, outputs, and what rounds
 
 Of a training run:
     History, Track, Series, Event         of load_history, and of its get()
@@ -75,11 +75,11 @@ if TYPE_CHECKING:
     from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
     from fxguard.report.quiet_fault import QuietFault as QuietFault
     from fxguard.report.report import Report as Report
-    from fxguard.report.run_comparison import Divergence as Divergence
     from fxguard.report.run_comparison import OneSide as OneSide
     from fxguard.report.run_comparison import OutputsApart as OutputsApart
     from fxguard.report.run_comparison import RoundingShare as RoundingShare
     from fxguard.report.run_comparison import RunComparison as RunComparison
+    from fxguard.report.run_comparison import RunDivergence as RunDivergence
     from fxguard.report.self_test import SelfTest as SelfTest
     from fxguard.trace.batch_diff import BatchDiff as BatchDiff
     from fxguard.trace.batch_diff import Match as Match
@@ -123,7 +123,7 @@ _HOME = {
     "Report": "report.report",
     "Row": "records",
     "RowPair": "trace.batch_diff",
-    "Divergence": "report.run_comparison",
+    "RunDivergence": "report.run_comparison",
     "OneSide": "report.run_comparison",
     "OutputsApart": "report.run_comparison",
     "RoundingShare": "report.run_comparison",

@@ -101,11 +101,12 @@ def compare(
 
     **Folders** that :func:`fxguard.record` wrote, in this process or another one, are compared by
     what values hold and not by names: two engines may have other modules, other names, weights that
-    are fused, transposed or permuted, and other fused operations. So are two models without a name
-    of a weight in common, and a model beside a folder. B runs again in float64 on A's values, and
-    each of its values is looked for among A's. Where that ends is a :class:`Divergence
-    <fxguard.types.Divergence>`, with the operation and the line of both sides. If the programs are
-    the same, the lines are listed whose roundings make the outputs differ.
+    are fused, transposed or permuted, and other fused operations. So are a model beside a folder,
+    and two models that differ and have no name of a weight in common. B runs again in float64 on
+    A's values, and each of its values is looked for among A's. Where that ends is a
+    :class:`RunDivergence <fxguard.types.RunDivergence>`, with the operation and the line of both
+    sides. If the programs are the same, the lines are listed whose roundings make the outputs
+    differ.
 
     Args:
         a: any module that is not instrumented, the result of ``torch.compile``, or a folder.
@@ -143,8 +144,8 @@ def compare(
         >>> assert fxguard.compare(model, torch.compile(model), input_ids).agrees
         >>> print(fxguard.compare("trainer", "engine"))
     """
-    if isinstance(a, Module) and isinstance(b, Module) and not _are_strangers(a, b):
-        return compare_models(
+    if isinstance(a, Module) and isinstance(b, Module):
+        found = compare_models(
             a,
             b,
             *inputs,
@@ -153,18 +154,24 @@ def compare(
             gradients=gradients,
             **kwargs,
         )
+        if found.agrees or tolerance is not None or not _are_strangers(a, b):
+            return found
+        runs = [_run(model, inputs, kwargs) for model in (a, b)]
+        by_values = compare_recordings(*runs, output_tolerance=output_tolerance)
+        return found if by_values.outcome == "not compared" else by_values
     for side in (a, b):
         if not isinstance(side, (Module, str, os.PathLike)):
             raise UsageError(
-                f"compare needs two torch.nn.Modules or folders, got {type(side).__name__}"
+                f"compare needs two torch.nn.Modules, or folders, got {type(side).__name__}"
             )
     if output_tolerance is not None and not output_tolerance >= 0:
         raise UsageError(f"output_tolerance has to be 0 or more, got {output_tolerance!r}")
     if tolerance is not None:
         raise UsageError("tolerance is for two models; runs have output_tolerance")
     folders = [None if isinstance(x, Module) else read_folder(Path(x)) for x in (a, b)]
-    of = next((x for x in folders if x is not None), None)
-    given = _given(inputs, kwargs, of)
+    given: tuple[tuple[Any, ...], dict[str, Any]] = inputs, kwargs
+    if None in folders and not (inputs or kwargs):
+        given = _held(next(x for x in folders if x is not None))
     runs = [
         folder if folder is not None else _run(model, *given)
         for model, folder in zip((a, b), folders, strict=True)
@@ -173,17 +180,14 @@ def compare(
 
 
 def _are_strangers(a: Module, b: Module) -> bool:
-    """Whether two models have weights, and no name of one in common."""
-    names = [{name for name, _ in unwrapped(x).named_parameters()} for x in (a, b)]
-    return bool(names[0] and names[1]) and not names[0] & names[1]
+    """Whether two models have weights, and no name of one in common, nor one inside the other."""
+    one, two = ([f".{name}" for name, _ in unwrapped(x).named_parameters()] for x in (a, b))
+    pairs = [(x, y) for x in one for y in two]
+    return bool(pairs) and not any(x.endswith(y) or y.endswith(x) for x, y in pairs)
 
 
-def _given(
-    inputs: tuple[Any, ...], kwargs: dict[str, Any], folder: Recording | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What to call a model with: what the user gives, or else what a folder holds."""
-    if inputs or kwargs or folder is None:
-        return inputs, kwargs
+def _held(folder: Recording) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a folder says that its model was given."""
     args: dict[int, Tensor] = {}
     named: dict[str, Any] = {}
     for leaf in folder.leaves:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxguard.matching._alignment import Alignment, weights_read
 from fxguard.matching._causes import Cause
-from fxguard.matching._walk import Walk, weights_read
 from fxguard.recording.recorded import Leaf, Operation
 from fxguard.recording.replay import operation_named
 
@@ -14,31 +14,35 @@ __all__ = ["because"]
 SAME = 1e-6  # relative to the largest element of a weight
 
 
-def because(walk: Walk, cause: Cause) -> str:
+def because(aligned: Alignment, cause: Cause) -> str:
     """What is known of a cause, as one line; "" for nothing."""
-    return "; ".join(_because(walk, cause))
+    return "; ".join(_because(aligned, cause))
 
 
-def _because(walk: Walk, cause: Cause) -> Iterator[str]:
+def _because(aligned: Alignment, cause: Cause) -> Iterator[str]:
     if cause.leaf is not None:
-        said = _of_leaf(walk, cause.leaf)
+        said = _of_leaf(aligned, cause.leaf)
         if said:
             yield said
-    if cause.mine is None or cause.theirs is None or cause.mine >= len(walk.recording.operations):
+    if (
+        cause.mine is None
+        or cause.theirs is None
+        or cause.mine >= len(aligned.recording.operations)
+    ):
         return
-    mine = walk.recording.operations[cause.mine]
-    theirs = walk.other.recording.operations[cause.theirs]
+    mine = aligned.recording.operations[cause.mine]
+    theirs = aligned.other.recording.operations[cause.theirs]
     yield from _of_numbers(theirs, mine)
-    yield from _of_weights(walk, theirs, mine)
+    yield from _of_weights(aligned, theirs, mine)
 
 
-def _of_leaf(walk: Walk, leaf: Leaf) -> str:
-    twin, mine = walk.twins[leaf.value], walk.values.get(leaf.value)
-    names = {each.value: each.name for each in walk.other.recording.leaves}
+def _of_leaf(aligned: Alignment, leaf: Leaf) -> str:
+    twin, mine = aligned.twins[leaf.value], aligned.values.get(leaf.value)
+    names = {each.value: each.name for each in aligned.other.recording.leaves}
     of = " and ".join(names.get(value, "?") for value in twin.of[:3])
     if mine is None:
         return ""
-    theirs = walk.other.values.get(twin.of[0]) if len(twin.of) == 1 else None
+    theirs = aligned.other.values.get(twin.of[0]) if len(twin.of) == 1 else None
     if theirs is None or theirs.shape != mine.shape:
         return f"{leaf.name} of B is not {of} of A: some of it is no part of these"
     unlike = (theirs - mine).abs()
@@ -76,11 +80,11 @@ def _numbers(operation: Operation) -> dict[str, str]:
     }
 
 
-def _of_weights(walk: Walk, theirs: Operation, mine: Operation) -> Iterator[str]:
+def _of_weights(aligned: Alignment, theirs: Operation, mine: Operation) -> Iterator[str]:
     """Weights that only one of two operations reads, by the names of A."""
-    names = {leaf.value: leaf.name for leaf in walk.other.recording.leaves}
-    one = weights_read(walk.other.weights_in, theirs)
-    two = weights_read(walk.weights_in, mine)
+    names = {leaf.value: leaf.name for leaf in aligned.other.recording.leaves}
+    one = weights_read(aligned.other.weights_in, theirs)
+    two = weights_read(aligned.weights_in, mine)
     if not one or not two or one & two:
         return
     a, b = (" and ".join(sorted(names.get(x, "?") for x in each)[:3]) for each in (one, two))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fxguard.matching._alignment import Alignment, Mismatch, inside, made_by
 from fxguard.matching._layouts import distance, nearest_layout
-from fxguard.matching._walk import Mismatch, Walk, inside, made_by
 from fxguard.recording.recorded import Leaf, Operation
 from fxguard.recording.replay import reads_of
 
@@ -39,20 +39,20 @@ class _Region:
     leaves: tuple[int, ...]  # values that nothing made
 
 
-def causes_of(walk: Walk, mismatches: Iterable[Mismatch]) -> list[Cause]:
+def causes_of(aligned: Alignment, mismatches: Iterable[Mismatch]) -> list[Cause]:
     """The causes of some mismatches, in order of execution.
 
     Those of one operation are one, and those of the same two lines: of each layer, say.
     """
     by_operation: dict[object, Cause] = {}
     for mismatch in mismatches:
-        cause = _cause_of(walk, mismatch)
+        cause = _cause_of(aligned, mismatch)
         _merge(by_operation, cause, cause.leaf or cause.mine)
     by_line: dict[object, Cause] = {}
     for cause in by_operation.values():
         lines = (
-            _line_of(walk.recording.operations, cause.mine),
-            _line_of(walk.other.recording.operations, cause.theirs),
+            _line_of(aligned.recording.operations, cause.mine),
+            _line_of(aligned.other.recording.operations, cause.theirs),
         )
         _merge(by_line, cause, (cause.leaf, lines) if None not in lines else id(cause))
     return list(by_line.values())
@@ -69,23 +69,23 @@ def _line_of(operations: Sequence[Operation], number: int | None) -> object:
     return None if source is None else source.position
 
 
-def _cause_of(walk: Walk, mismatch: Mismatch) -> Cause:
-    operations, others = walk.recording.operations, walk.other.recording.operations
+def _cause_of(aligned: Alignment, mismatch: Mismatch) -> Cause:
+    operations, others = aligned.recording.operations, aligned.other.recording.operations
 
     def is_same(value: int) -> bool:
-        return value in walk.same and value != mismatch.mine
+        return value in aligned.same and value != mismatch.mine
 
     def is_seen(value: int) -> bool:
-        known = walk.seen.get(value)
+        known = aligned.seen.get(value)
         return known is not None and known < mismatch.operation and value != mismatch.theirs
 
-    mine = _region(mismatch.mine, walk.made_by, operations, is_same)
-    theirs = _region(mismatch.theirs, walk.other.made_by, others, is_seen)
-    leaf = _unlike_leaf(walk, mine)
-    first, other = _first_counterparts(walk, mine, theirs, is_same, is_seen) or (None, None)
+    mine = _region(mismatch.mine, aligned.made_by, operations, is_same)
+    theirs = _region(mismatch.theirs, aligned.other.made_by, others, is_seen)
+    leaf = _unlike_leaf(aligned, mine)
+    first, other = _first_counterparts(aligned, mine, theirs, is_same, is_seen) or (None, None)
     if first is None:
         first = _root(operations, mine, is_same)
-        other = _their_root(walk, first, theirs, is_seen)
+        other = _their_root(aligned, first, theirs, is_seen)
     return Cause(first, other, leaf, [mismatch], mine.operations, theirs.operations)
 
 
@@ -110,10 +110,10 @@ def _region(
     return _Region(tuple(sorted(found)), tuple(leaves))
 
 
-def _unlike_leaf(walk: Walk, region: _Region) -> Leaf | None:
+def _unlike_leaf(aligned: Alignment, region: _Region) -> Leaf | None:
     """A weight that is near to one of the other program, and not equal."""
-    for leaf in walk.recording.leaves:
-        twin = walk.twins.get(leaf.value)
+    for leaf in aligned.recording.leaves:
+        twin = aligned.twins.get(leaf.value)
         if leaf.value in region.leaves and leaf.kind == "weight" and twin and not twin.is_whole:
             return leaf
     return None
@@ -130,12 +130,12 @@ def _root(
 
 
 def _their_root(
-    walk: Walk, root: int | None, region: _Region, is_seen: Callable[[int], bool]
+    aligned: Alignment, root: int | None, region: _Region, is_seen: Callable[[int], bool]
 ) -> int | None:
-    operations = walk.other.recording.operations
+    operations = aligned.other.recording.operations
     if root is not None:
-        mine = walk.recording.operations[root]
-        read = {x for ref in reads_of(mine) for x in walk.same.get(ref.value, ())}
+        mine = aligned.recording.operations[root]
+        read = {x for ref in reads_of(mine) for x in aligned.same.get(ref.value, ())}
         alike = [
             at
             for at in region.operations
@@ -148,29 +148,31 @@ def _their_root(
 
 
 def _first_counterparts(
-    walk: Walk,
+    aligned: Alignment,
     mine: _Region,
     theirs: _Region,
     is_same: Callable[[int], bool],
     is_seen: Callable[[int], bool],
 ) -> tuple[int, int] | None:
     """The first operation whose result is like one of the other program's, and not equal to it."""
-    others = list(_values(walk.other.recording.operations, theirs, walk.other.values, is_seen))
+    others = list(
+        _values(aligned.other.recording.operations, theirs, aligned.other.values, is_seen)
+    )
     others += [
         (at, x)
         for at in theirs.operations
-        for x in walk.other.parts.get(at, ())
-        if inside(at) not in walk.seen or len(others) < MOST
+        for x in aligned.other.parts.get(at, ())
+        if inside(at) not in aligned.seen or len(others) < MOST
     ]
-    values = list(_values(walk.recording.operations, mine, walk.values, is_same))
-    values += [(at, x) for at in mine.operations for x in walk.parts.get(at, ())]
+    values = list(_values(aligned.recording.operations, mine, aligned.values, is_same))
+    values += [(at, x) for at in mine.operations for x in aligned.parts.get(at, ())]
     for at, x in sorted(values, key=lambda each: each[0])[:MOST]:
         found: list[tuple[float, int]] = []
-        for other, y in others[:MOST]:
+        for number, y in others[:MOST]:
             if y.numel() == x.numel() and y.is_floating_point() == x.is_floating_point():
                 laid = nearest_layout(y, x)
                 if laid is not None:
-                    found.append((distance(laid, x), other))
+                    found.append((distance(laid, x), number))
         if found and min(found)[0] < RELATED:
             return at, min(found)[1]
     return None

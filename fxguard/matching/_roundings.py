@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fxguard.forgiving import theirs
-from fxguard.matching._walk import Walk, made_by
+from fxguard.matching._alignment import Alignment, made_by
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.recording.recorded import Operation, Recording
 from fxguard.recording.replay import Replay, is_view, operation_named, wide
@@ -38,9 +38,9 @@ class _Line:
     own: float = 0.0  # the largest error of a result, relative to its largest magnitude
 
 
-def shares_of(walk: Walk, a: Recording, b: Recording) -> list[RoundingShare]:
+def shares_of(aligned: Alignment, a: Recording, b: Recording) -> list[RoundingShare]:
     """The lines of both sides whose roundings make the outputs differ, the largest share first."""
-    along_a, along_b = _directions(walk, a, b)
+    along_a, along_b = _directions(aligned, a, b)
     if not along_a:
         return []
     lines: list[tuple[Literal["A", "B"], _Line]] = []
@@ -63,16 +63,16 @@ def shares_of(walk: Walk, a: Recording, b: Recording) -> list[RoundingShare]:
 
 
 def _directions(
-    walk: Walk, a: Recording, b: Recording
+    aligned: Alignment, a: Recording, b: Recording
 ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """The difference of the outputs as they ran, by value, in the layout of each side."""
     along_a, along_b = dict[int, Tensor](), dict[int, Tensor]()
-    for one, two in walk.outputs:
+    for one, two in aligned.outputs:
         if one not in a.data or two not in b.data:
             continue
         x, y = wide(a.data[one]), wide(b.data[two])
         places = torch.arange(x.numel()).reshape(x.shape)
-        laid, at = walk.laid_out(x, y), walk.laid_out(x, y, places)
+        laid, at = aligned.laid_out(x, y), aligned.laid_out(x, y, places)
         if laid is None or at is None:
             continue
         difference = torch.nan_to_num(y - laid, posinf=0.0, neginf=0.0)

@@ -9,13 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fxguard.matching._alignment import Alignment, Exact, exact_of, twins_between
 from fxguard.matching._because import because
+from fxguard.matching._by_numbers import apart as apart_in_numbers
+from fxguard.matching._by_numbers import same_numbers
 from fxguard.matching._causes import Cause, causes_of
 from fxguard.matching._roundings import shares_of
-from fxguard.matching._walk import Exact, Walk, exact_of, twins_between
 from fxguard.recording.recorded import Operation, Recording
 from fxguard.recording.replay import wide
-from fxguard.report.run_comparison import Divergence, OneSide, OutputsApart, RunComparison
+from fxguard.report.run_comparison import OneSide, OutputsApart, RunComparison, RunDivergence
 
 __all__ = ["compare_recordings"]
 
@@ -38,7 +40,43 @@ def compare_recordings(
             difference, relative to that of A. None for 32 units of roundoff in float32, and 4 in
             dtypes with fewer digits.
     """
+    if not (a.data and b.data):
+        return _without_elements(a, b)
     return _Matching(a, b, output_tolerance).compared()
+
+
+def _without_elements(a: Recording, b: Recording) -> RunComparison:
+    """The comparison of recordings of which one holds numbers only."""
+    found = same_numbers(a, b)
+    names = {value: name for name, value in a.outputs}
+    outputs, unlike = [], False
+    for name, value in b.outputs:
+        other = found.pairs.get(value)
+        if other is None:
+            sizes = b.values[value].count
+            other = next((v for _, v in a.outputs if a.values[v].count == sizes), None)
+            unlike = unlike or other is not None
+        if other is not None:
+            far = apart_in_numbers(a.values[other], b.values[value])
+            outputs.append(OutputsApart(names.get(other, "a value"), name, far, math.nan))
+    divergence = RunDivergence(
+        _side(a.operations, found.theirs),
+        _side(b.operations, found.mine),
+        "behind the last values that are the same",
+        max((each.recorded or 0.0 for each in outputs), default=0.0),
+        None,
+    )
+    return RunComparison(
+        a.title,
+        b.title,
+        "operation" if unlike else "agree" if outputs else "not compared",
+        tuple(outputs),
+        (divergence,) if unlike else (),
+        (),
+        len(found.pairs),
+        len(b.values),
+        (("elements", "one of the records holds numbers only"),),
+    )
 
 
 class _Matching:
@@ -49,23 +87,23 @@ class _Matching:
         self.tolerance = usual if output_tolerance is None else output_tolerance
         self.exact: Exact = exact_of(a)
         self.twins = twins_between(b, self.exact, 4 * units)
-        self.walk = Walk(b, self.exact, self.twins).run()
+        self.aligned = Alignment(b, self.exact, self.twins).run()
 
     def compared(self) -> RunComparison:
-        causes = causes_of(self.walk, self.walk.mismatches)
-        alone = Walk(self.b, self.exact, self.twins, {}).run()
+        causes = causes_of(self.aligned, self.aligned.mismatches)
+        alone = Alignment(self.b, self.exact, self.twins, {}).run()
         whole = self._apart_in(alone)
         divergences = list(self._divergences(causes, whole))
         outputs = tuple(self._outputs(whole))
         sizes = [x.recorded for x in outputs if x.recorded is not None]
-        outcome: Literal["agree", "differ", "precision", "not compared"] = "agree"
+        outcome: Literal["agree", "operation", "precision", "not compared"] = "agree"
         if divergences or max(whole, default=0.0) > max(self.tolerance, EXACT):
-            outcome = "differ"
+            outcome = "operation"
         elif not outputs:
             outcome = "not compared"
         elif max(sizes, default=0.0) > self.tolerance:
             outcome = "precision"
-        roundings = shares_of(self.walk, self.a, self.b) if outcome == "precision" else []
+        roundings = shares_of(self.aligned, self.a, self.b) if outcome == "precision" else []
         return RunComparison(
             self.a.title,
             self.b.title,
@@ -73,37 +111,39 @@ class _Matching:
             outputs,
             tuple(divergences),
             tuple(roundings),
-            len(self.walk.same),
+            len(self.aligned.same),
             len(self.b.values),
             tuple(self._not_compared()),
         )
 
-    def _apart_in(self, walk: Walk) -> list[float]:
+    def _apart_in(self, aligned: Alignment) -> list[float]:
         """How far each output is from A's in some run of B."""
-        pairs = self.walk.outputs
-        return [_apart(self.exact.values[x], walk.values[y], self.walk) for x, y in pairs]
+        pairs = self.aligned.outputs
+        return [_apart(self.exact.values[x], aligned.values[y], self.aligned) for x, y in pairs]
 
-    def _divergences(self, causes: Sequence[Cause], whole: Sequence[float]) -> Iterator[Divergence]:
+    def _divergences(
+        self, causes: Sequence[Cause], whole: Sequence[float]
+    ) -> Iterator[RunDivergence]:
         """What makes outputs differ; what has no effect on them is left out."""
         all_of_it = max(whole, default=0.0)
         for number, cause in enumerate(causes):
             share = None
-            if number < MOST and self.walk.outputs:
+            if number < MOST and self.aligned.outputs:
                 own = {each.mine for each in cause.mismatches}
-                others = {v: x for v, x in self.walk.corrections.items() if v not in own}
-                one = Walk(self.b, self.exact, self.twins, others).run()
+                others = {v: x for v, x in self.aligned.corrections.items() if v not in own}
+                one = Alignment(self.b, self.exact, self.twins, others).run()
                 sizes = [
-                    _apart(self.exact.values[x], one.values[y], self.walk)
-                    for x, y in self.walk.outputs
+                    _apart(self.exact.values[x], one.values[y], self.aligned)
+                    for x, y in self.aligned.outputs
                 ]
                 left = max(sizes)
                 if left <= 1e-9 or left < NO_EFFECT * all_of_it:
                     continue
                 share = min(1.0, left / all_of_it) if all_of_it else None
-            yield Divergence(
+            yield RunDivergence(
                 _side(self.a.operations, cause.theirs),
                 _side(self.b.operations, cause.mine),
-                because(self.walk, cause),
+                because(self.aligned, cause),
                 cause.mismatches[0].apart,
                 share,
                 len(cause.mismatches),
@@ -111,20 +151,20 @@ class _Matching:
 
     def _outputs(self, whole: Sequence[float]) -> Iterator[OutputsApart]:
         names = [{value: name for name, value in each.outputs} for each in (self.a, self.b)]
-        for (x, y), exact in zip(self.walk.outputs, whole, strict=True):
+        for (x, y), exact in zip(self.aligned.outputs, whole, strict=True):
             one, two = self.a.data.get(x), self.b.data.get(y)
             recorded = None
             if one is not None and two is not None:
-                recorded = _apart(wide(one), wide(two), self.walk)
+                recorded = _apart(wide(one), wide(two), self.aligned)
             yield OutputsApart(names[0].get(x, "a value"), names[1][y], recorded, exact)
 
     def _not_compared(self) -> Iterator[tuple[str, str]]:
-        for side, found in (("A", self.exact.not_run), ("B", self.walk.not_run)):
+        for side, found in (("A", self.exact.not_run), ("B", self.aligned.not_run)):
             for kind, why in found.items():
                 yield f"{kind} of {side}", why
-        paired = {x for x, _ in self.walk.outputs}
+        paired = {x for x, _ in self.aligned.outputs}
         for name, value in self.a.outputs:
-            if value not in paired and value not in self.walk.seen:
+            if value not in paired and value not in self.aligned.seen:
                 yield f"{name} of A", "B returns nothing of this size"
 
 
@@ -135,9 +175,9 @@ def _side(operations: Sequence[Operation], number: int | None) -> OneSide | None
     return OneSide(operation.title, operation.source)
 
 
-def _apart(x: Tensor, y: Tensor, walk: Walk) -> float:
+def _apart(x: Tensor, y: Tensor, aligned: Alignment) -> float:
     """The root mean square of a difference, relative to that of ``x``, in the layout of ``y``."""
-    laid = walk.laid_out(x, y)
+    laid = aligned.laid_out(x, y)
     if laid is None:
         return math.inf
     laid, y = laid.to(torch.float64), y.to(torch.float64)

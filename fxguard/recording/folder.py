@@ -24,6 +24,16 @@ RECORD, VALUES = "record.json", "values.safetensors"
 LARGEST = 2**29  # bytes of record.json
 MOST_ELEMENTS = 2**40
 KINDS = ("weight", "buffer", "input", "other")
+# What reading a damaged file may raise: a wrong type, a missing name, too deep a nest.
+DAMAGED = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OSError,
+    RecursionError,
+    OverflowError,
+)
 WORDS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -116,6 +126,8 @@ def read_folder(folder: Path) -> Recording:
         raise UsageError(f"{folder} is no record of fxguard: it has no {RECORD}{more}")
     if file.stat().st_size > LARGEST:
         raise UsageError(f"{file} has more than {LARGEST} bytes")
+    from safetensors import SafetensorError
+
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data["fxguard_recording"] != VERSION:
@@ -125,9 +137,7 @@ def read_folder(folder: Path) -> Recording:
             )
         recording = _recording(data)
         recording.data = _tensors(folder / VALUES, recording)
-    except UsageError:
-        raise
-    except Exception as error:  # whatever a damaged file may lead to
+    except (*DAMAGED, SafetensorError) as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise UsageError(f"{folder} is no record that can be read: {what}") from error
     return recording

@@ -47,8 +47,8 @@ def record(
             judges by it.
         gradients: whether to also record the backward, from the number that matters, from the
             ``loss`` that is returned, or else from all outputs; and the gradients of all weights.
-        fingerprints_only: whether to keep no elements at all. What can be compared then is which
-            values are equal.
+        fingerprints_only: whether to keep no elements at all. Then numbers of values are compared:
+            where the last ones that are the same were made, and no shares.
         named: keyword arguments of the model.
 
     Returns:

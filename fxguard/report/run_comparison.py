@@ -14,7 +14,7 @@ from fxguard.report.in_words import percent
 from fxguard.report.plain_page import paragraph, plain_page, section, table
 from fxguard.report.strict_json import plain_data, recorded, strict_json
 
-__all__ = ["Divergence", "OneSide", "OutputsApart", "RoundingShare", "RunComparison"]
+__all__ = ["OneSide", "OutputsApart", "RoundingShare", "RunComparison", "RunDivergence"]
 
 SHOWN = 3  # divergences that are printed
 
@@ -41,7 +41,7 @@ class OneSide:
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class RunDivergence:
     """Where two programs compute something else from the same values."""
 
     a: OneSide | None  # None if A has nothing in its place
@@ -90,15 +90,15 @@ class RunComparison(Displayed):
     """Two recorded runs: which values are the same, where the programs part, what rounds.
 
     Attributes:
-        outcome: "agree"; "differ", if the programs do; "precision", if only roundings do, and more
-            than is usual; "not compared", if no output is in both.
+        outcome: "agree"; "operation", if the programs differ; "precision", if only roundings do,
+            and more than is usual; "not compared", if no output is in both.
     """
 
     a: str
     b: str
-    outcome: Literal["agree", "differ", "precision", "not compared"]
+    outcome: Literal["agree", "operation", "precision", "not compared"]
     outputs: tuple[OutputsApart, ...]
-    divergences: tuple[Divergence, ...] = ()
+    divergences: tuple[RunDivergence, ...] = ()
     roundings: tuple[RoundingShare, ...] = ()  # the largest share first
     same: int = 0  # values of B that are values of A
     values: int = 0  # of B
@@ -111,7 +111,7 @@ class RunComparison(Displayed):
         return self.outcome == "agree"
 
     @property
-    def first(self) -> Divergence | None:
+    def first(self) -> RunDivergence | None:
         """The first divergence, in order of execution."""
         return next(iter(self.divergences), None)
 

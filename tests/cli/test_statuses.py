@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import fxguard
 from fxguard.cli._statuses import Status
 from fxguard.records import Frame, Row
 from fxguard.trace.trace import TracedBatch
@@ -22,6 +24,7 @@ from support.programs import run_python
 from support.schema import told
 
 needs("pyarrow")
+needs("safetensors")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "records.md"
 
@@ -75,6 +78,10 @@ CASES = {
     ("diff", 1): ["a.jsonl b.jsonl", "--json - a.jsonl b.jsonl"],
     ("diff", 2): ["a.jsonl", "a.jsonl other.jsonl", "a.jsonl damaged.jsonl"],
     ("diff", 141): ["a.jsonl b.jsonl"],
+    ("compare", 0): ["one one", "--json - one one"],
+    ("compare", 1): ["one two"],
+    ("compare", 2): ["one missing", "one empty", "one third", "one"],
+    ("compare", 141): ["one two"],
     ("history", 0): ["well", "well well", "--json - well"],
     ("history", 1): ["well jump"],
     ("history", 2): ["missing", "empty", "--series nothing well", "well later"],
@@ -115,6 +122,9 @@ def here(tmp_path: Path) -> Path:
         frame = Frame(kind, kind, True, (Row("output", 0.0, largest, dtype="float32"),))
         TraceWriter(tmp_path, name, "2.13.0").write(TracedBatch(0, (frame,)), None)
         tmp_path.joinpath(f"{name}-0.jsonl").rename(tmp_path / f"{name}.jsonl")
+    torch.manual_seed(0)
+    for name, size in (("one", 2), ("two", 2), ("third", 3)):
+        fxguard.record(torch.nn.Linear(2, size), tmp_path / name, torch.ones(1, 2))
     write_history(tmp_path / "well", 100)
     write_history(tmp_path / "jump", 100, jump=90)
     write_history(tmp_path / "later", 20, first=200)

@@ -124,7 +124,9 @@ def test_an_instrumented_model() -> None:
 
 def test_what_is_no_model() -> None:
     """A function, for one, is refused by its type."""
-    with pytest.raises(fxguard.FxguardError, match=r"two torch\.nn\.Modules, got function"):
+    with pytest.raises(
+        fxguard.FxguardError, match=r"two torch\.nn\.Modules, or folders, got function"
+    ):
         compare(Net(), lambda x: x, X)
 
 

@@ -17,7 +17,7 @@ from fxguard.matching._weights import Twin, twins_of
 from fxguard.recording.recorded import Leaf, Operation, Recording
 from fxguard.recording.replay import Replay, is_view, operation_named, reads_of, wide
 
-__all__ = ["Exact", "Mismatch", "Walk", "exact_of"]
+__all__ = ["Alignment", "Exact", "Mismatch", "exact_of"]
 
 SAME = 1e-9  # relative, between values that differ by roundings of float64
 # Units of roundoff that a value may be off which was not computed again.
@@ -51,7 +51,7 @@ def exact_of(recording: Recording) -> Exact:
         if leaf.value in replay.now:
             found.values[leaf.value] = replay.now[leaf.value].clone()
             found.index.add(leaf.value, found.values[leaf.value])
-        if leaf.kind in ("weight", "buffer"):
+        if _is_kept(recording, leaf):
             found.weights_in[leaf.value] = frozenset([leaf.value])
         if leaf.kind in ("buffer", "other"):
             found.noise[leaf.value] = roundoff(recording, leaf.value)
@@ -147,7 +147,7 @@ class Mismatch:
     is_output: bool = False
 
 
-class Walk:
+class Alignment:
     """One program, run in float64 on the values of another one.
 
     What it computes is looked for among the other's values. Where an operation with a weight that
@@ -196,7 +196,7 @@ class Walk:
         """Operations that did not run again, with the reason."""
         return self._replay.not_run
 
-    def run(self) -> Walk:
+    def run(self) -> Alignment:
         """Run all of it."""
         for leaf in self.recording.leaves:
             self._enter(leaf)
@@ -211,7 +211,7 @@ class Walk:
         if value not in replay.now:
             return
         twin = self.twins.get(value)
-        if leaf.kind in ("weight", "buffer"):
+        if _is_kept(self.recording, leaf):
             self.weights_in[value] = frozenset(() if twin is None else twin.of)
         if twin is not None and twin.is_whole:
             self.same[value] = twin.of
@@ -410,17 +410,23 @@ class Walk:
         return both <= PRODUCTS or len(both) == 1
 
 
+def _is_kept(recording: Recording, leaf: Leaf) -> bool:
+    """Whether a model keeps a value from batch to batch: weights, also those that it hides."""
+    value = recording.values[leaf.value]
+    is_hidden = leaf.kind == "other" and value.count > 1 and value.dtype.is_floating_point
+    return is_hidden or leaf.kind in ("weight", "buffer")
+
+
 def twins_between(mine: Recording, other: Exact, tolerance: float) -> dict[int, Twin]:
     """The weights and buffers of a program that are those of another one."""
-    kinds = ("weight", "buffer")
     of_mine = {
         leaf.value: wide(mine.data[leaf.value])
         for leaf in mine.leaves
-        if leaf.kind in kinds and leaf.value in mine.data
+        if _is_kept(mine, leaf) and leaf.value in mine.data
     }
     theirs = {
         leaf.value: other.values[leaf.value]
         for leaf in other.recording.leaves
-        if leaf.kind in kinds and leaf.value in other.values
+        if _is_kept(other.recording, leaf) and leaf.value in other.values
     }
     return twins_of(of_mine, theirs, tolerance)

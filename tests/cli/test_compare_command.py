@@ -1,0 +1,71 @@
+"""``fxguard run --record`` and ``fxguard compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.needs import needs
+from support.programs import run_python
+from support.schema import told
+
+needs("safetensors")
+
+TRAINS = """\
+import torch
+from torch import nn
+from torch.nn import functional
+
+EPS = 1e-5
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = self.up(x) * 1e-2
+        return self.head(functional.layer_norm(h, (8,), eps=EPS))
+
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    loss = (model(torch.ones(2, 4) * torch.tensor([[1.0], [2.0]])) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    print("step", step)
+"""
+
+
+def test_two_versions_of_a_script(tmp_path: Path) -> None:
+    """Each is recorded up to the loss of its first step, and ends there."""
+    (tmp_path / "a.py").write_text(TRAINS)
+    (tmp_path / "b.py").write_text(TRAINS.replace("EPS = 1e-5", "EPS = 1e-4"))
+    for name in ("a", "b"):
+        done = run_python(
+            tmp_path, "-m", "fxguard", "run", "--record", name, "--json", "run.json", f"{name}.py"
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"operations recorded in {name}, up to the loss" in done.stdout
+        assert "step 0" not in done.stdout
+        assert told("", json.loads((tmp_path / "run.json").read_text())) == []
+    done = run_python(
+        tmp_path, "-m", "fxguard", "compare", "a", "b", "--html", "page.html", "--json", "c.json"
+    )
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("A: a: Net, float32")
+    assert "1e-05 in A, 0.0001 in B" in done.stdout
+    assert "a.py:15" in done.stdout
+    assert "b.py:15" in done.stdout
+    record = json.loads((tmp_path / "c.json").read_text())
+    assert told("RunComparison", record) == []
+    assert record["outputs"][0]["b"] == "of"
+    assert "Where they part" in (tmp_path / "page.html").read_text()
+    again = run_python(tmp_path, "-m", "fxguard", "run", "--record", "a", "a.py")
+    assert again.returncode == 2
+    assert "a record is not overwritten" in again.stderr
