@@ -126,8 +126,8 @@ def _value(given: Any, reader: Operation) -> Any:
         return _of_tape(given, reader.shapes)
     if isinstance(given, Node) and reader.inside is not None:
         return _of_graph(given, reader.inside, reader.shapes)
-    if type(given) in (tuple, list):
-        return type(given)([_value(x, reader) for x in given])
+    if isinstance(given, (tuple, list)):  # graphs have lists of their own
+        return [_value(x, reader) for x in given]
     return given
 
 

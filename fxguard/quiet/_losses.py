@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,9 +38,11 @@ ELEMENTWISE = frozenset(
     ]
 )
 TURNS = frozenset({"expand", "reshape", "unsqueeze", "view"})
+AVERAGES = frozenset({"add", "div", "true_divide"})  # of sums of several, by their number
 MOST = 64  # values between a loss and a difference
 WHOLE = frozenset({"mean", "sum", "nanmean", "nansum"})
 SWAPS = frozenset({"swapaxes", "swapdims", "t", "transpose"})
+ATTENTION = "multi_head_attention_forward"
 OVER_SAMPLES = frozenset({"log_softmax", "normalize", "softmax", "softmin"})
 
 
@@ -64,8 +67,8 @@ class LossFaults(Rule):
         wrong = APPLIES.get(operation.kind)
         if wrong is None:
             return
-        made = _behind_views(operation.argument(0, "input"))
-        if isinstance(made, Operation) and made.kind in wrong:
+        made = _one_of(wrong, operation.argument(0, "input"))
+        if made is not None:
             self.training.found(
                 "applied twice",
                 f"{operation.kind} reads the result of {made.kind}",
@@ -119,6 +122,8 @@ class LossFaults(Rule):
             return
         count, targets = samples
         for operation in operations:
+            if operation.kind == ATTENTION:
+                self._look_for_attention(operation, count, targets)
             if operation.kind not in OVER_SAMPLES:
                 continue
             shape = operation.shape
@@ -138,6 +143,33 @@ class LossFaults(Rule):
                     advice="choose the dimension of classes or features, such as dim=-1",
                 )
 
+    def _look_for_attention(self, operation: Operation, count: int, targets: set[int]) -> None:
+        """``nn.MultiheadAttention`` without ``batch_first`` that is given the samples in front."""
+        query = operation.argument(0, "query")
+        shape = query.shape if isinstance(query, (Operation, Leaf)) else None
+        if shape is None or len(shape) != 3 or shape[0] % count or shape[0] not in targets:
+            return
+        if shape[0] != shape[1] and not _was_swapped(query):
+            self.training.found(
+                "mixes samples",
+                f"attention over dimension 0 of {list(shape)}",
+                place=operation.place,
+                evidence=f"its {shape[0]} rows are samples, with one target for each",
+                advice="pass batch_first=True to nn.MultiheadAttention, or give it "
+                "x.transpose(0, 1)",
+            )
+
+
+def _was_swapped(value: object) -> bool:
+    """Whether dimensions were put in another order on the way to a value."""
+    for _ in range(MOST):
+        if not isinstance(value, Operation) or value.kind not in VIEWS:
+            return False
+        if value.kind in SWAPS | {"permute", "movedim"}:
+            return True
+        value = next(value.values, None)
+    return True
+
 
 def _dim_of_samples(operation: Operation) -> int:
     """Where the dimension 0 of what an operation reads stands, after it was transposed."""
@@ -150,6 +182,21 @@ def _dim_of_samples(operation: Operation) -> int:
         return 0
     first, second = sorted(dim % size for dim in swapped)
     return second if first == 0 else 0
+
+
+def _one_of(kinds: frozenset[str], value: object) -> Operation | None:
+    """The operation of some kinds that made a value: itself, or each part of a mean of several."""
+    made = _behind_views(value)
+    if not isinstance(made, Operation) or made.kind in kinds:
+        return made if isinstance(made, Operation) else None
+    if made.kind == "mean":
+        made = _behind_views(next(made.values, None))
+        if not isinstance(made, Operation) or made.kind != "stack":
+            return None
+    elif made.kind not in AVERAGES:
+        return None
+    parts = [_one_of(kinds, part) for part in itertools.islice(made.values, MOST)]
+    return parts[0] if parts and all(part is not None for part in parts) else None
 
 
 def _behind_views(value: object) -> object:

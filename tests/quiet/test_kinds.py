@@ -352,6 +352,20 @@ class Softmaxed(Net):
         return torch.softmax(super().forward(x), dim=-1)
 
 
+class Committee(nn.Module):
+    """The mean of what its members say, as probabilities or as logits."""
+
+    def __init__(self, squashes: bool, stacks: bool = True) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(Net(3) for _ in range(2))
+        self.squashes, self.stacks = squashes, stacks
+
+    def forward(self, x: Tensor) -> Tensor:
+        said = [each(x) for each in self.members]
+        said = [each.softmax(-1) for each in said] if self.squashes else said
+        return torch.stack(said).mean(0) if self.stacks else (said[0] + said[1]) / 2
+
+
 class Sigmoided(Net):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).sigmoid()
@@ -382,6 +396,21 @@ class OverPartsTurned(Net):
         turned = torch.transpose(super().forward(x), 1, 0)
         weights = torch.softmax(turned, dim=0).transpose(1, 0)
         return (weights * x[:, :3]).sum(1, keepdim=True)
+
+
+class Attends(nn.Module):
+    """``[samples, time, features]`` into an attention that has time, or samples, in front."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.up, self.head = nn.Linear(1, 8), nn.Linear(16, 1)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x[..., None])
+        mixed, _ = self.attention(h, h, h)
+        found: Tensor = self.head(torch.cat([mixed.mean(1), h.amax(1)], 1))
+        return found
 
 
 class HalfLow(nn.Module):
@@ -524,12 +553,27 @@ FAULTY: dict[str, tuple[Callable[[], Case], str, str]] = {
         "applied twice",
         "cross_entropy reads the result of softmax",
     ),
+    "a mean of softmaxes": (
+        lambda: Case(Committee(squashes=True), classes),
+        "applied twice",
+        "cross_entropy reads the result of softmax",
+    ),
+    "a sum of softmaxes": (
+        lambda: Case(Committee(squashes=True, stacks=False), classes),
+        "applied twice",
+        "cross_entropy reads the result of softmax",
+    ),
     "sigmoid twice": (lambda: Case(Sigmoided(), binary), "applied twice", "result of sigmoid"),
     "over samples": (lambda: Case(OverSamples(3), sums), "mixes samples", "softmax over dim"),
     "over samples, turned": (
         lambda: Case(OverSamplesTurned(3), sums),
         "mixes samples",
         "softmax over dimension 1 of [3, 16]",
+    ),
+    "attention over samples": (
+        lambda: Case(Attends(batch_first=False), sums),
+        "mixes samples",
+        "attention over dimension 0 of [16, 4, 8]",
     ),
     "lost in a part": (
         lambda: Case(HalfLow(), squares, optimizer=small_adam),
@@ -573,6 +617,8 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "quantiles": lambda: Case(Net(3), quantiles),
     "log_softmax": lambda: Case(LogSoftmaxed(3), classes),
     "over parts, turned": lambda: Case(OverPartsTurned(3), sums),
+    "attention over time": lambda: Case(Attends(batch_first=True), sums),
+    "a mean of logits": lambda: Case(Committee(squashes=False), classes),
     "a gate": lambda: Case(Gated(), binary),
     "checkpointed": lambda: Case(Net(p=0.1), checkpointed),
 }
