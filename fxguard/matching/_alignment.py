@@ -359,9 +359,10 @@ class Alignment:
         theirs = [v for _, v in self.other.recording.outputs if v in self.other.values]
         returned_by_both = {x for v in mine for x in self.same.get(v, ())}
         left = [v for v in theirs if v not in returned_by_both]
+        has_floats = any(self.values[v].is_floating_point() for v in mine)
         for value in mine:
             x = self.values[value]
-            if not x.is_floating_point():
+            if has_floats and not x.is_floating_point():
                 continue
             returned = [v for v in theirs if v in self.same.get(value, ())]
             if returned:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from fxguard.matching._alignment import Alignment, weights_read
 from fxguard.matching._causes import Cause
+from fxguard.matching._numbers import numbers_of, unlike_numbers
 from fxguard.recording.recorded import Leaf, Operation
-from fxguard.recording.replay import operation_named
 
 __all__ = ["because"]
 
@@ -54,30 +54,10 @@ def _of_leaf(aligned: Alignment, leaf: Leaf) -> str:
 
 
 def _of_numbers(theirs: Operation, mine: Operation) -> Iterator[str]:
-    """Numbers among the arguments that differ: an eps, a factor, a dimension."""
-    one, two = _numbers(theirs), _numbers(mine)
-    for name in one.keys() & two.keys():
-        if one[name] != two[name] and _reads_alike(theirs, mine):
-            of = "" if name in ("other", "self") else f"{name} is "
-            yield f"{of}{one[name]} in A, {two[name]} in B"
-
-
-def _reads_alike(theirs: Operation, mine: Operation) -> bool:
-    """Whether two operations are one, also in place."""
-    return theirs.kind.rstrip("_") == mine.kind.rstrip("_")
-
-
-def _numbers(operation: Operation) -> dict[str, str]:
-    overload = operation_named(operation.name)
-    if overload is None:
-        return {}
-    names = [argument.name for argument in overload._schema.arguments]
-    given = dict(zip(names, operation.args, strict=False)) | dict(operation.kwargs)
-    return {
-        name: f"{x:.6g}" if isinstance(x, float) else str(x)
-        for name, x in given.items()
-        if isinstance(x, (bool, int, float, str))
-    }
+    one, two = numbers_of(theirs), numbers_of(mine)
+    for name in unlike_numbers(theirs, mine):
+        of = "" if name in ("other", "self") else f"{name} is "
+        yield f"{of}{one[name]} in A, {two[name]} in B"
 
 
 def _of_weights(aligned: Alignment, theirs: Operation, mine: Operation) -> Iterator[str]:

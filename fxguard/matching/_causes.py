@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fxguard.matching._alignment import Alignment, Mismatch, inside, made_by
 from fxguard.matching._layouts import distance, nearest_layout
+from fxguard.matching._numbers import unlike_numbers
 from fxguard.recording.recorded import Leaf, Operation
 from fxguard.recording.replay import reads_of
 
@@ -82,7 +83,11 @@ def _cause_of(aligned: Alignment, mismatch: Mismatch) -> Cause:
     mine = _region(mismatch.mine, aligned.made_by, operations, is_same)
     theirs = _region(mismatch.theirs, aligned.other.made_by, others, is_seen)
     leaf = _unlike_leaf(aligned, mine)
-    first, other = _first_counterparts(aligned, mine, theirs, is_same, is_seen) or (None, None)
+    first, other = (
+        _first_unlike_numbers(aligned, mine, theirs)
+        or _first_counterparts(aligned, mine, theirs, is_same, is_seen)
+        or (None, None)
+    )
     if first is None:
         first = _root(operations, mine, is_same)
         other = _their_root(aligned, first, theirs, is_seen)
@@ -145,6 +150,27 @@ def _their_root(
         if same or alike:
             return min(same or alike)
     return _root(operations, region, is_seen)
+
+
+def _first_unlike_numbers(
+    aligned: Alignment, mine: _Region, theirs: _Region
+) -> tuple[int, int] | None:
+    """The first operation that differs from one of the other program in a number alone."""
+    others = aligned.other.recording.operations
+    for at in mine.operations:
+        operation = aligned.recording.operations[at]
+        read = [set(aligned.same.get(ref.value, ())) for ref in reads_of(operation)]
+        if not read or not all(read):
+            continue
+        for other in theirs.operations:
+            reads = [ref.value for ref in reads_of(others[other])]
+            if (
+                len(reads) == len(read)
+                and all(value in known for value, known in zip(reads, read, strict=True))
+                and unlike_numbers(others[other], operation)
+            ):
+                return at, other
+    return None
 
 
 def _first_counterparts(
