@@ -359,14 +359,18 @@ class Alignment:
         theirs = [v for _, v in self.other.recording.outputs if v in self.other.values]
         returned_by_both = {x for v in mine for x in self.same.get(v, ())}
         left = [v for v in theirs if v not in returned_by_both]
+        names = [{v: name for name, v in x.outputs} for x in (self.recording, self.other.recording)]
         has_floats = any(self.values[v].is_floating_point() for v in mine)
         for value in mine:
             x = self.values[value]
             if has_floats and not x.is_floating_point():
                 continue
             returned = [v for v in theirs if v in self.same.get(value, ())]
-            if returned:
-                self.outputs.append((returned[0], value))
+            if returned:  # casts are nothing in float64: several may hold the same
+                taken = {one for one, _ in self.outputs}
+                alike = [v for v in returned if names[1][v] == names[0][value]]
+                first = next(iter([*alike, *(v for v in returned if v not in taken)]), returned[0])
+                self.outputs.append((first, value))
                 continue
             for other in left:
                 y = self.other.values[other]

@@ -15,7 +15,7 @@ from fxguard.matching._by_numbers import apart as apart_in_numbers
 from fxguard.matching._by_numbers import same_numbers
 from fxguard.matching._causes import Cause, causes_of
 from fxguard.matching._roundings import shares_of
-from fxguard.recording.recorded import Operation, Recording
+from fxguard.recording.recorded import NOT_RECORDED, Operation, Recording
 from fxguard.recording.replay import wide
 from fxguard.report.run_comparison import OneSide, OutputsApart, RunComparison, RunDivergence
 
@@ -55,7 +55,10 @@ def _without_elements(a: Recording, b: Recording) -> RunComparison:
         if other is None:
             sizes = b.values[value].count
             other = next((v for _, v in a.outputs if a.values[v].count == sizes), None)
-            unlike = unlike or other is not None
+            has_numbers = not math.isnan(b.values[value].numbers.sum)
+            unlike = unlike or (other is not None and has_numbers)
+        if math.isnan(b.values[value].numbers.sum):  # a tensor without elements, as on "meta"
+            continue
         if other is not None:
             far = apart_in_numbers(a.values[other], b.values[value])
             outputs.append(OutputsApart(names.get(other, "a value"), name, far, math.nan))
@@ -162,6 +165,9 @@ class _Matching:
         for side, found in (("A", self.exact.not_run), ("B", self.aligned.not_run)):
             for kind, why in found.items():
                 yield f"{kind} of {side}", why
+        for side, recording in (("A", self.a), ("B", self.b)):
+            if count := recording.about.get(NOT_RECORDED):
+                yield f"{count} operations of {side}", "their tensors could not be read"
         paired = {x for x, _ in self.aligned.outputs}
         for name, value in self.a.outputs:
             if value not in paired and value not in self.aligned.seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,13 +12,26 @@ from torch import Tensor
 from torch.nn import Module
 
 from fxguard import trees
+from fxguard.forgiving import theirs
 from fxguard.graph.operations import read_call
-from fxguard.measure.at_hand import own_arithmetic
-from fxguard.recording.recorded import Leaf, Operation, Recording, Ref, Value, numbers_of
+from fxguard.measure.at_hand import has_memory, own_arithmetic
+from fxguard.measure.func_levels import has_levels
+from fxguard.recording.recorded import (
+    NOT_RECORDED,
+    Leaf,
+    Numbers,
+    Operation,
+    Recording,
+    Ref,
+    Value,
+    numbers_of,
+)
 from fxguard.source.lines import source_of_caller
 from fxguard.torch_names import TorchDispatchMode, is_traceable_wrapper_subclass
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "parts_of"]
+
+NO_NUMBERS = Numbers(math.nan, math.nan, math.nan, math.nan, 0)  # of what has no elements here
 
 
 class Recorder(TorchDispatchMode):
@@ -43,14 +57,14 @@ class Recorder(TorchDispatchMode):
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._modules = [""]  # that run, the innermost last
         with own_arithmetic():
-            for name, tensor in given:
-                self._leaf(tensor, "input", name)
             for kind, tensors in (
+                ("input", given),
                 ("weight", model.named_parameters()),
                 ("buffer", model.named_buffers()),
             ):
                 for name, tensor in tensors:
-                    self._leaf(tensor, kind, name)
+                    for inner in parts_of(tensor):
+                        self._leaf(inner, kind, name)
         self._hooks = [
             hook
             for name, module in model.named_modules()
@@ -77,9 +91,12 @@ class Recorder(TorchDispatchMode):
     def kept(self, tensor: Tensor) -> int:
         """The value of a tensor that the model returned; views are kept, too."""
         number = self.held(tensor)
-        if number not in self.recording.data and self.keeps(_bytes(tensor)):
+        is_new = number not in self.recording.data and _has_elements(tensor)
+        if is_new and self.keeps(_bytes(tensor)):
             self.recording.data[number] = _copy(tensor)
         return number
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self,
@@ -92,14 +109,23 @@ class Recorder(TorchDispatchMode):
         given = [x for x in trees.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if any(map(is_traceable_wrapper_subclass, given)):
             return NotImplemented  # its own operations are recorded, on the tensors inside
-        with own_arithmetic():
-            read_args, read_kwargs = trees.tree_map_only(
-                Tensor, lambda x: Ref(self.held(x)), (args, kwargs)
-            )
-        written = {id(x): (x, self.held(x)) for x in _written(func, args, kwargs)}
+        read: tuple[Any, Any] | None = None
+        try:
+            with own_arithmetic():
+                read = trees.tree_map_only(Tensor, lambda x: Ref(self.held(x)), (args, kwargs))
+                written = {id(x): (x, self.held(x)) for x in _written(func, args, kwargs)}
+        except theirs():  # tensors of others, which answer in ways of their own
+            read = None
         result = func(*args, **kwargs)
-        with own_arithmetic():
-            self._note(func, read_args, read_kwargs, result, written)
+        try:
+            with own_arithmetic():
+                if read is not None:
+                    self._note(func, read[0], read[1], result, written)
+        except theirs():  # likewise; no memory for a copy
+            read = None
+        if read is None:
+            about = self.recording.about
+            about[NOT_RECORDED] = int(about.get(NOT_RECORDED, 0)) + 1
         return result
 
     def _note(
@@ -135,9 +161,11 @@ class Recorder(TorchDispatchMode):
 
     def _value(self, tensor: Tensor, *, is_kept: bool = True) -> int:
         values = self.recording.values
-        values.append(Value(tuple(tensor.shape), tensor.dtype, numbers_of(tensor)))
+        is_there = _has_elements(tensor)
+        numbers = numbers_of(tensor) if is_there else NO_NUMBERS
+        values.append(Value(tuple(tensor.shape), tensor.dtype, numbers))
         number = len(values) - 1
-        if is_kept and self.keeps(_bytes(tensor)):
+        if is_kept and is_there and self.keeps(_bytes(tensor)):
             self.recording.data[number] = _copy(tensor)
         self._known[id(tensor)] = weakref.ref(tensor), number
         return number
@@ -152,13 +180,33 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
     """The operands that an operation writes: by its schema, and statistics, which none tells."""
     call = read_call(func, args, dict(kwargs))
     yield from _tensors([*call.written, *(x for _, x in call.apart)])
-    for at, argument in enumerate(func._schema.arguments):
+    schema = getattr(func, "_schema", None)
+    for at, argument in enumerate(() if schema is None else schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _tensors(args[at] if at < len(args) else kwargs.get(argument.name))
 
 
 def _tensors(nest: Any) -> Iterator[Tensor]:
     return (x for x in trees.tree_leaves(nest) if isinstance(x, Tensor))
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """A tensor, or the tensors inside one that wraps others: what this process holds of it."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [x for name in names for x in parts_of(getattr(tensor, name))]
+
+
+def _has_elements(tensor: Tensor) -> bool:
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not tensor.is_nested
+        and not has_levels(tensor)
+        and has_memory(tensor)
+    )
 
 
 def _bytes(tensor: Tensor) -> int:

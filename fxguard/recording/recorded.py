@@ -13,7 +13,18 @@ from torch import Tensor
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.records import Source
 
-__all__ = ["Leaf", "Numbers", "Operation", "Recording", "Ref", "Value", "numbers_of"]
+__all__ = [
+    "NOT_RECORDED",
+    "Leaf",
+    "Numbers",
+    "Operation",
+    "Recording",
+    "Ref",
+    "Value",
+    "numbers_of",
+]
+
+NOT_RECORDED = "operations that were not recorded"  # how many, in `Recording.about`
 
 
 class Ref(NamedTuple):

@@ -15,7 +15,7 @@ from fxguard.graph.marks import flatten_call, rows_of
 from fxguard.graph.outputs import to_differentiate
 from fxguard.install.instrumented import check_can_instrument, unwrapped
 from fxguard.measure.at_hand import name_of_dtype, own_arithmetic
-from fxguard.recording._recorder import Recorder
+from fxguard.recording._recorder import Recorder, parts_of
 from fxguard.recording.recorded import Recording
 
 __all__ = ["recorded"]
@@ -46,7 +46,8 @@ def recorded(
         FxguardError: when the model is instrumented.
     """
     model = unwrapped(model)
-    check_can_instrument(model)
+    if not isinstance(model, torch.jit.ScriptModule):
+        check_can_instrument(model)
     left = max_bytes
 
     def keeps(size: int) -> bool:
@@ -68,7 +69,9 @@ def recorded(
         with own_arithmetic():
             named = [] if not isinstance(number, Tensor) else [("of", number)]
             named += [*_named((), {}, output), *found.items()]
-            recording.outputs = [(name, recorder.kept(x)) for name, x in named]
+            recording.outputs = [
+                (name, recorder.kept(x)) for name, whole in named for x in parts_of(whole)
+            ]
     finally:
         recorder.end()
     return recording, output

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils._pytree import tree_leaves
 
 import fxguard
 from fxguard.recording.folder import read_folder
@@ -124,6 +127,51 @@ def test_a_compiled_model_runs_as_its_source_says(tmp_path: Path) -> None:
     fxguard.record(compiled, tmp_path / "a", torch.ones(2, 4))
     fxguard.record(model, tmp_path / "b", torch.ones(2, 4))
     assert fxguard.compare(tmp_path / "a", tmp_path / "b").agrees
+
+
+class Odd(nn.Module):
+    """Sparse tensors, FFTs, sizes that depend on elements, an operation of higher order."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        q = x.view(1, 1, 4, 4)
+        return {
+            "sparse": x.to_sparse().to_dense(),
+            "fft": torch.fft.fft(x).abs(),
+            "where": x.nonzero(),
+            "attention": flex_attention(q, q, q),
+            "vmap": torch.func.vmap(lambda row: (row * row).sum())(x),
+            "float8": x.to(torch.float8_e4m3fn).float(),
+        }
+
+
+class Nested(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        ragged = torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)
+        found: Tensor = (ragged * 2).values()
+        return found
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "odd": (Odd, torch.randn(4, 4)),
+    "nested": (Nested, torch.randn(4, 4)),
+    "recurrent": (lambda: nn.LSTM(4, 4), torch.randn(3, 2, 4)),
+    "complex": (lambda: nn.Linear(4, 4).to(torch.complex64), torch.randn(2, 4) + 0j),
+    "script": (lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 4))), torch.randn(2, 4)),
+    "meta": (lambda: nn.Linear(4, 4, device="meta"), torch.randn(2, 4, device="meta")),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ODD)
+def test_odd_tensors_do_no_harm(name: str, tmp_path: Path) -> None:
+    """A model runs as without a record; what has no elements is not kept."""
+    make, x = ODD[name]
+    model = make()
+    plain, output = model(x), fxguard.record(model, tmp_path / "a", x)
+    for one, two in zip(tree_leaves(plain), tree_leaves(output), strict=True):
+        assert one.is_meta or torch.equal(one, two)
+    found: Any = fxguard.compare(tmp_path / "a", tmp_path / "a")
+    assert found.outcome in ("agree", "not compared"), found
 
 
 def test_how_much_is_kept(tmp_path: Path) -> None:
