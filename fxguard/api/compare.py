@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard import trees
 from fxguard.comparison.compare import compare as compare_models
 from fxguard.comparison.result import Comparison
 from fxguard.errors import UsageError
-from fxguard.in_dtype.placed import placed
+from fxguard.in_dtype.placed import converter, place_of
 from fxguard.install.instrumented import unwrapped
 from fxguard.matching.match import compare_recordings
 from fxguard.recording.folder import read_folder
@@ -206,6 +207,7 @@ def _held(folder: Recording) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-    given = placed(unwrapped(model), (args, kwargs))
+    convert = converter(place_of(unwrapped(model)))
+    given = trees.tree_map_only(Tensor, convert, (args, kwargs))
     with torch.random.fork_rng(devices=[]):
         return recorded(model, given[0], given[1], IN_MEMORY)[0]

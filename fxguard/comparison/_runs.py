@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,11 @@ from fxguard import trees
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
 from fxguard.capture.dynamo import is_compiled
-from fxguard.comparison._starts import differentiated, drawn_for, named_tensors
 from fxguard.forgiving import theirs
 from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
+from fxguard.in_dtype.placed import place_of
+from fxguard.in_dtype.starts import differentiated, drawn_for, named_tensors
 from fxguard.install.instrumented import check_can_instrument, unwrapped
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.options import Options
@@ -31,13 +32,9 @@ __all__ = [
     "KeptRun",
     "ModelRun",
     "buffers_kept",
-    "converter",
-    "place_of",
     "run_model",
     "unchanged",
 ]
-
-Place = tuple[torch.device, torch.dtype | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,30 +153,6 @@ def name_of(model: Module) -> str:
     said += [name_of_dtype(dtype)] if dtype is not None else []
     said += ["compiled"] if is_compiled(model) else []
     return ", ".join(said)
-
-
-def place_of(model: Module) -> Place:
-    """Where a model computes: the device and the dtype of its first floating-point parameter."""
-    parameters = list(model.parameters())
-    device = parameters[0].device if parameters else torch.device("cpu")
-    return device, next((p.dtype for p in parameters if p.is_floating_point()), None)
-
-
-def converter(place: Place | None) -> Callable[[Tensor], Tensor]:
-    """Returns a function that copies an input as a model takes it; a model may write into the copy.
-
-    Args:
-        place: place of the model; None if the input is passed unchanged.
-    """
-
-    def convert(tensor: Tensor) -> Tensor:
-        copy = tensor.detach().clone()
-        if place is not None:
-            device, dtype = place
-            copy = copy.to(device, dtype if tensor.is_floating_point() else None)
-        return copy.requires_grad_(tensor.requires_grad)
-
-    return convert
 
 
 @contextlib.contextmanager

@@ -24,13 +24,14 @@ from fxguard.comparison._judged import Judge
 from fxguard.comparison._outputs import Tolerance, compare_outputs
 from fxguard.comparison._programs import Program, program_of
 from fxguard.comparison._rounding import unit_of
-from fxguard.comparison._runs import ModelRun, buffers_kept, converter, place_of, run_model
+from fxguard.comparison._runs import ModelRun, buffers_kept, run_model
 from fxguard.comparison._settled import settled
 from fxguard.comparison._weights import weights_apart
 from fxguard.comparison.elements import Compared
 from fxguard.comparison.result import Comparison
 from fxguard.errors import FxguardError, UsageError
 from fxguard.graph.wide_form import NotJudged
+from fxguard.in_dtype.placed import converter, place_of
 from fxguard.report.error_budget import ErrorBudget
 from fxguard.trace.diff import compare_traces
 

@@ -14,10 +14,10 @@ from fxguard.comparison._backwards import Backwards
 from fxguard.comparison._both_edges import BackwardOfBoth, BothEdges
 from fxguard.comparison._carried import Carried
 from fxguard.comparison._deviations import Deviations
-from fxguard.comparison._starts import differentiated, drawn_for
 from fxguard.comparison.elements import Deviation
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import NotJudged, converted, is_float, widened
+from fxguard.in_dtype.starts import differentiated, drawn_for
 from fxguard.measure.at_hand import version_of
 from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm

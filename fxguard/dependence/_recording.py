@@ -6,7 +6,7 @@ on numbers, and what runs where a capture would end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from fxguard.batch.kept_run import versions_of
 from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.operations import name_of
 from fxguard.graph.tables import NOT_OPERATIONS
+from fxguard.recording.modules_running import ModulesRunning
 from fxguard.records import Source
 from fxguard.report.dependencies import PathStep
 from fxguard.source.lines import source_of_caller
@@ -82,20 +83,11 @@ class Recorder(TorchFunctionMode):
             self._know(tensor, Made(_copy(tensor), given=name))
         for name, buffer in model.named_buffers():
             self._know(buffer, Made(_copy(buffer), kept=name))
-        self._modules = [""]  # that run, the innermost last
-        self._hooks = [
-            hook
-            for name, module in model.named_modules()
-            for hook in (
-                module.register_forward_pre_hook(_enters(self._modules, name)),
-                module.register_forward_hook(_leaves(self._modules), always_call=True),
-            )
-        ]
+        self._modules = ModulesRunning(model)
 
     def end(self) -> None:
         """Let the model go."""
-        for hook in self._hooks:
-            hook.remove()
+        self._modules.end()
 
     def of(self, output: Any) -> Recording:
         """What was noted, of a run that has returned something."""
@@ -136,7 +128,7 @@ class Recorder(TorchFunctionMode):
         made: Sequence[Tensor],
         written: Sequence[Tensor],
     ) -> None:
-        module = self._modules[-1]
+        module = self._modules.innermost
         reads = tuple(dict.fromkeys(i for x in tensors if (i := self._held(x)) is not None))
         source = source_of_caller()
         caller = None if source is None or is_own(source.file) else source_of_script()
@@ -197,17 +189,3 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _layout(tensor: Tensor) -> object:
     return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _enters(modules: list[str], name: str) -> Callable[..., None]:
-    def enters(module: Module, args: Any) -> None:
-        modules.append(name)
-
-    return enters
-
-
-def _leaves(modules: list[str]) -> Callable[..., None]:
-    def leaves_it(module: Module, args: Any, output: Any) -> None:
-        modules.pop()
-
-    return leaves_it

@@ -1,30 +1,37 @@
-"""Inputs where a model computes: on its device, in its dtype."""
+"""Where a model computes, and inputs there: on its device, in its dtype."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard import trees
+__all__ = ["converter", "place_of"]
 
-__all__ = ["placed"]
+Place = tuple[torch.device, torch.dtype | None]
 
 
-def placed(model: Module, given: Any) -> Any:
-    """Copies of all tensors in a nest, on the device and in the dtype of a model's weights.
+def place_of(model: Module) -> Place:
+    """Where a model computes: the device and the dtype of its first floating-point parameter."""
+    parameters = list(model.parameters())
+    device = parameters[0].device if parameters else torch.device("cpu")
+    return device, next((p.dtype for p in parameters if p.is_floating_point()), None)
+
+
+def converter(place: Place | None) -> Callable[[Tensor], Tensor]:
+    """Returns a function that copies an input as a model takes it; a model may write into the copy.
 
     Args:
-        model: its first floating-point parameter decides; without one, nothing is converted.
-        given: any nest; integers keep their dtype.
+        place: place of the model; None if the input is passed unchanged.
     """
-    first = next((x for x in model.parameters() if x.is_floating_point()), None)
 
-    def convert(x: Tensor) -> Tensor:
-        copy = x.detach().clone()
-        if first is not None:
-            copy = copy.to(first.device, first.dtype if x.is_floating_point() else None)
-        return copy.requires_grad_(x.requires_grad)
+    def convert(tensor: Tensor) -> Tensor:
+        copy = tensor.detach().clone()
+        if place is not None:
+            device, dtype = place
+            copy = copy.to(device, dtype if tensor.is_floating_point() else None)
+        return copy.requires_grad_(tensor.requires_grad)
 
-    return trees.tree_map_only(Tensor, convert, given)
+    return convert

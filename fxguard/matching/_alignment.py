@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fxguard.forgiving import theirs
-from fxguard.matching._index import Index
+from fxguard.matching._exact import (
+    Exact,
+    is_kept,
+    made_by,
+    note_weights,
+    operands,
+    parts_of_next,
+    roundoff,
+    weights_read,
+)
 from fxguard.matching._layouts import apart, nearest_layout, order_of_rows
-from fxguard.matching._parts import parts_of
-from fxguard.matching._weights import Twin, twins_of
+from fxguard.matching._weights import Twin
 from fxguard.recording.recorded import Leaf, Operation, Recording
-from fxguard.recording.replay import Replay, is_view, operation_named, reads_of, wide
+from fxguard.recording.replay import Replay, reads_of
 
-__all__ = ["Alignment", "Exact", "Mismatch", "exact_of"]
+__all__ = ["Alignment", "Mismatch"]
 
 SAME = 1e-9  # relative, between values that differ by roundings of float64
 # Units of roundoff that a value may be off which was not computed again.
@@ -27,113 +34,12 @@ LOW = 1e-5  # the roundoff of dtypes with few digits
 PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "dot"])
 
 
-@dataclass(slots=True)
-class Exact:
-    """What a program computes in float64."""
-
-    recording: Recording
-    values: dict[int, Tensor] = field(default_factory=dict)  # when they were made
-    index: Index = field(default_factory=Index)
-    made_by: dict[int, int] = field(default_factory=dict)  # the operation of each value
-    # The weights that a value is, or is a view or a cast of.
-    weights_in: dict[int, frozenset[int]] = field(default_factory=dict)
-    readers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    parts: dict[int, list[Tensor]] = field(default_factory=dict)  # inside fused operations
-    not_run: dict[str, str] = field(default_factory=dict)
-    noise: dict[int, float] = field(default_factory=dict)  # of what was rounded before it was read
-
-
-def exact_of(recording: Recording) -> Exact:
-    """Run a recording in float64, and make its values findable."""
-    found = Exact(recording)
-    replay = Replay(recording)
-    for leaf in recording.leaves:
-        if leaf.value in replay.now:
-            found.values[leaf.value] = replay.now[leaf.value].clone()
-            found.index.add(leaf.value, found.values[leaf.value])
-        if _is_kept(recording, leaf):
-            found.weights_in[leaf.value] = frozenset([leaf.value])
-        if leaf.kind in ("buffer", "other"):
-            found.noise[leaf.value] = roundoff(recording, leaf.value)
-    for number, operation in enumerate(recording.operations):
-        _note_weights(found.weights_in, operation)
-        for weight in weights_read(found.weights_in, operation):
-            found.readers[weight].append(number)
-        parts = found.parts[number] = _parts(replay, operation)
-        replay.run(operation)
-        for value in made_by(operation):
-            found.made_by[value] = number
-            if value in replay.now:
-                found.values[value] = replay.now[value].clone()
-                found.index.add(value, found.values[value])
-            if value in replay.told:
-                found.noise[value] = roundoff(recording, value)
-        for part in parts:
-            found.index.add(inside(number), part)
-    found.not_run = replay.not_run
-    return found
-
-
-def _parts(replay: Replay, operation: Operation) -> list[Tensor]:
-    if any(ref.value not in replay.now for ref in reads_of(operation)):
-        return []
-    try:
-        return parts_of(operation, *replay.arguments(operation))
-    except theirs():  # a fused operation of another form
-        return []
-
-
-def roundoff(recording: Recording, value: int) -> float:
-    """The unit of roundoff of a value's dtype; 0 for integers."""
-    dtype = recording.values[value].dtype
-    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
-
-
 def _tolerance(noise: float) -> float:
     return SAME + noise * (FOR_LOW if noise > LOW else FOR_ROUNDINGS)
 
 
 def _same_for_all(tolerance: float) -> Callable[[int], float]:
     return lambda value: tolerance
-
-
-def inside(operation: int) -> int:
-    """What stands for the values inside an operation, where values are numbers."""
-    return -1 - operation
-
-
-def made_by(operation: Operation) -> Iterator[int]:
-    """The values that an operation made or wrote."""
-    yield from (x for x in operation.made if x is not None)
-    yield from (now for _, now in operation.written if now not in operation.made)
-
-
-def _is_relabeling(operation: Operation) -> bool:
-    overload = operation_named(operation.name)
-    return operation.kind in ("_to_copy", "clone", "cat", "detach", "t", "lift_fresh") or (
-        overload is not None and is_view(overload)
-    )
-
-
-def _note_weights(known: dict[int, frozenset[int]], operation: Operation) -> None:
-    if not _is_relabeling(operation):
-        return
-    reads = [ref.value for ref in reads_of(operation)]
-    if reads and all(x in known for x in reads):
-        for value in made_by(operation):
-            known[value] = frozenset().union(*(known[x] for x in reads))
-
-
-def weights_read(known: dict[int, frozenset[int]], operation: Operation) -> frozenset[int]:
-    """The weights that an operation computes with."""
-    if _is_relabeling(operation):
-        return frozenset()
-    return frozenset().union(*(known.get(ref.value, frozenset()) for ref in reads_of(operation)))
-
-
-def operands(known: dict[int, frozenset[int]], operation: Operation) -> list[int]:
-    """The values that an operation reads and that are no weights."""
-    return [ref.value for ref in reads_of(operation) if ref.value not in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +117,7 @@ class Alignment:
         if value not in replay.now:
             return
         twin = self.twins.get(value)
-        if _is_kept(self.recording, leaf):
+        if is_kept(self.recording, leaf):
             self.weights_in[value] = frozenset(() if twin is None else twin.of)
         if twin is not None and twin.is_whole:
             self.same[value] = twin.of
@@ -223,11 +129,11 @@ class Alignment:
 
     def _step(self, number: int, operation: Operation) -> None:
         replay = self._replay
-        _note_weights(self.weights_in, operation)
+        note_weights(self.weights_in, operation)
         self._meet(number, operation)
         noise = max((self._noise.get(ref.value, 0.0) for ref in reads_of(operation)), default=0.0)
         self.parts[number] = []
-        for part in _parts(replay, operation):
+        for part in parts_of_next(replay, operation):
             found = self.other.index.find(part, _same_for_all(_tolerance(noise)))
             if found is None:
                 self.parts[number].append(part)
@@ -413,25 +319,3 @@ class Alignment:
     def _alike(mine: Operation, theirs: Operation) -> bool:
         both = {mine.kind, theirs.kind}
         return both <= PRODUCTS or len(both) == 1
-
-
-def _is_kept(recording: Recording, leaf: Leaf) -> bool:
-    """Whether a model keeps a value from batch to batch: weights, also those that it hides."""
-    value = recording.values[leaf.value]
-    is_hidden = leaf.kind == "other" and value.count > 1 and value.dtype.is_floating_point
-    return is_hidden or leaf.kind in ("weight", "buffer")
-
-
-def twins_between(mine: Recording, other: Exact, tolerance: float) -> dict[int, Twin]:
-    """The weights and buffers of a program that are those of another one."""
-    of_mine = {
-        leaf.value: wide(mine.data[leaf.value])
-        for leaf in mine.leaves
-        if _is_kept(mine, leaf) and leaf.value in mine.data
-    }
-    theirs = {
-        leaf.value: other.values[leaf.value]
-        for leaf in other.recording.leaves
-        if _is_kept(other.recording, leaf) and leaf.value in other.values
-    }
-    return twins_of(of_mine, theirs, tolerance)

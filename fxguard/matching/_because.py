@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxguard.matching._alignment import Alignment, weights_read
+from fxguard.matching._alignment import Alignment
 from fxguard.matching._causes import Cause
+from fxguard.matching._exact import weights_read
 from fxguard.matching._numbers import numbers_of, unlike_numbers
 from fxguard.recording.recorded import Leaf, Operation
 

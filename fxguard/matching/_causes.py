@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fxguard.matching._alignment import Alignment, Mismatch, inside, made_by
+from fxguard.matching._alignment import Alignment, Mismatch
+from fxguard.matching._exact import inside, made_by
 from fxguard.matching._layouts import distance, nearest_layout
 from fxguard.matching._numbers import unlike_numbers
 from fxguard.recording.recorded import Leaf, Operation
@@ -28,8 +29,6 @@ class Cause:
     theirs: int | None
     leaf: Leaf | None  # the weight that differs, where that is it
     mismatches: list[Mismatch]
-    all_mine: tuple[int, ...] = ()  # every operation that the other program does not have
-    all_theirs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def _cause_of(aligned: Alignment, mismatch: Mismatch) -> Cause:
     if first is None:
         first = _root(operations, mine, is_same)
         other = _their_root(aligned, first, theirs, is_seen)
-    return Cause(first, other, leaf, [mismatch], mine.operations, theirs.operations)
+    return Cause(first, other, leaf, [mismatch])
 
 
 def _region(
@@ -184,12 +183,7 @@ def _first_counterparts(
     others = list(
         _values(aligned.other.recording.operations, theirs, aligned.other.values, is_seen)
     )
-    others += [
-        (at, x)
-        for at in theirs.operations
-        for x in aligned.other.parts.get(at, ())
-        if inside(at) not in aligned.seen or len(others) < MOST
-    ]
+    others += [(at, x) for at in theirs.operations for x in aligned.other.parts.get(at, ())]
     values = list(_values(aligned.recording.operations, mine, aligned.values, is_same))
     values += [(at, x) for at in mine.operations for x in aligned.parts.get(at, ())]
     for at, x in sorted(values, key=lambda each: each[0])[:MOST]:

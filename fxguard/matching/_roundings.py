@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fxguard.forgiving import theirs
-from fxguard.matching._alignment import Alignment, made_by
+from fxguard.matching._alignment import Alignment
+from fxguard.matching._exact import made_by
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.recording.recorded import Operation, Recording
 from fxguard.recording.replay import Replay, is_view, operation_named, wide

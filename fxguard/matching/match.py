@@ -9,11 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fxguard.matching._alignment import Alignment, Exact, exact_of, twins_between
+from fxguard.matching._alignment import Alignment
 from fxguard.matching._because import because
 from fxguard.matching._by_numbers import apart as apart_in_numbers
 from fxguard.matching._by_numbers import same_numbers
 from fxguard.matching._causes import Cause, causes_of
+from fxguard.matching._exact import Exact, exact_of, twins_between
 from fxguard.matching._roundings import shares_of
 from fxguard.recording.recorded import NOT_RECORDED, Operation, Recording
 from fxguard.recording.replay import wide
@@ -135,11 +136,7 @@ class _Matching:
                 own = {each.mine for each in cause.mismatches}
                 others = {v: x for v, x in self.aligned.corrections.items() if v not in own}
                 one = Alignment(self.b, self.exact, self.twins, others).run()
-                sizes = [
-                    _apart(self.exact.values[x], one.values[y], self.aligned)
-                    for x, y in self.aligned.outputs
-                ]
-                left = max(sizes)
+                left = max(self._apart_in(one))
                 if left <= 1e-9 or left < NO_EFFECT * all_of_it:
                     continue
                 share = min(1.0, left / all_of_it) if all_of_it else None

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fxguard import trees
 from fxguard.forgiving import theirs
-from fxguard.graph.operations import is_collective, read_call
+from fxguard.graph.operations import is_collective
+from fxguard.graph.written_operands import written_operands
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.func_levels import has_levels
 from fxguard.quiet._bits import BITS
@@ -100,7 +101,7 @@ class Twice(TorchDispatchMode):
                     evidence = f"bit {bit} of one of {tensor.numel()} elements that it reads"
                     evidence += " changed in memory since they were made"
                     self.unlike(Unlike(_name(func), evidence, is_once=True))
-        written = _written(func, args, kwargs)
+        written = written_operands(func, args, kwargs)
         if getattr(func, "namespace", "") != "aten":  # of others, which may not say what they write
             written = list({id(x): x for x in given}.values())
         try:
@@ -175,18 +176,6 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _tensors(result: Any) -> Iterator[Tensor]:
     return (x for x in trees.tree_leaves(result) if isinstance(x, Tensor))
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The operands that an operation writes: by its schema, and statistics, which none tells."""
-    schema = getattr(func, "_schema", None)
-    call = read_call(func, args, dict(kwargs))
-    found = [*_tensors([*call.written, *(x for _, x in call.apart)])]
-    for at, argument in enumerate(() if schema is None else schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[at] if at < len(args) else kwargs.get(argument.name)
-            found += _tensors(given)
-    return list({id(x): x for x in found}.values())
 
 
 def _overlap(written: Sequence[Tensor], given: Sequence[Tensor]) -> bool:

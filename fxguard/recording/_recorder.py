@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from torch.nn import Module
 
 from fxguard import trees
 from fxguard.forgiving import theirs
-from fxguard.graph.operations import read_call
+from fxguard.graph.written_operands import written_operands
 from fxguard.measure.at_hand import has_memory, own_arithmetic
 from fxguard.measure.func_levels import has_levels
+from fxguard.recording.modules_running import ModulesRunning
 from fxguard.recording.recorded import (
     NOT_RECORDED,
     Leaf,
@@ -55,7 +56,7 @@ class Recorder(TorchDispatchMode):
         self.recording, self.keeps = recording, keeps
         # What each tensor holds, by its identity.
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._modules = [""]  # that run, the innermost last
+        self._modules = ModulesRunning(model)
         with own_arithmetic():
             for kind, tensors in (
                 ("input", given),
@@ -65,20 +66,10 @@ class Recorder(TorchDispatchMode):
                 for name, tensor in tensors:
                     for inner in parts_of(tensor):
                         self._leaf(inner, kind, name)
-        self._hooks = [
-            hook
-            for name, module in model.named_modules()
-            if not isinstance(module, torch.jit.ScriptModule)
-            for hook in (
-                module.register_forward_pre_hook(_enters(self._modules, name)),
-                module.register_forward_hook(_leaves(self._modules), always_call=True),
-            )
-        ]
 
     def end(self) -> None:
         """Let the model go."""
-        for hook in self._hooks:
-            hook.remove()
+        self._modules.end()
         self._known.clear()
 
     def held(self, tensor: Tensor) -> int:
@@ -113,7 +104,7 @@ class Recorder(TorchDispatchMode):
         try:
             with own_arithmetic():
                 read = trees.tree_map_only(Tensor, lambda x: Ref(self.held(x)), (args, kwargs))
-                written = {id(x): (x, self.held(x)) for x in _written(func, args, kwargs)}
+                written = {id(x): (x, self.held(x)) for x in written_operands(func, args, kwargs)}
         except theirs():  # tensors of others, which answer in ways of their own
             read = None
         result = func(*args, **kwargs)
@@ -154,7 +145,7 @@ class Recorder(TorchDispatchMode):
                 kwargs,
                 tuple(made),
                 tuple(changed),
-                self._modules[-1],
+                self._modules.innermost,
                 source_of_caller(),
             )
         )
@@ -174,20 +165,6 @@ class Recorder(TorchDispatchMode):
         number = self._value(tensor)
         self.recording.leaves.append(Leaf(number, kind, name))
         return number
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The operands that an operation writes: by its schema, and statistics, which none tells."""
-    call = read_call(func, args, dict(kwargs))
-    yield from _tensors([*call.written, *(x for _, x in call.apart)])
-    schema = getattr(func, "_schema", None)
-    for at, argument in enumerate(() if schema is None else schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _tensors(args[at] if at < len(args) else kwargs.get(argument.name))
-
-
-def _tensors(nest: Any) -> Iterator[Tensor]:
-    return (x for x in trees.tree_leaves(nest) if isinstance(x, Tensor))
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
@@ -215,17 +192,3 @@ def _bytes(tensor: Tensor) -> int:
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous().resolve_conj().resolve_neg()
-
-
-def _enters(modules: list[str], name: str) -> Callable[..., None]:
-    def enters(module: Module, args: Any) -> None:
-        modules.append(name)
-
-    return enters
-
-
-def _leaves(modules: list[str]) -> Callable[..., None]:
-    def leaves_it(module: Module, args: Any, output: Any) -> None:
-        modules.pop()
-
-    return leaves_it

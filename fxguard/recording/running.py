@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,15 +11,13 @@ from torch import Tensor
 from torch.nn import Module
 
 from fxguard.graph.marks import flatten_call, rows_of
-from fxguard.graph.outputs import to_differentiate
+from fxguard.in_dtype.starts import differentiated, drawn_for, named_tensors
 from fxguard.install.instrumented import check_can_instrument, unwrapped
 from fxguard.measure.at_hand import name_of_dtype, own_arithmetic
 from fxguard.recording._recorder import Recorder, parts_of
 from fxguard.recording.recorded import Recording
 
 __all__ = ["recorded"]
-
-SEED = 0  # of the gradients that come in at outputs that are no loss
 
 
 def recorded(
@@ -60,15 +57,15 @@ def recorded(
     dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), None)
     name = type(model).__name__ + ("" if dtype is None else f", {name_of_dtype(dtype)}")
     recording = Recording(name, about=_about())
-    recorder = Recorder(model, _named(args, kwargs, None), recording, keeps)
+    recorder = Recorder(model, _named_inputs(args, kwargs), recording, keeps)
     try:
-        with _eager(), recorder:
+        with torch.compiler.set_stance("force_eager"), recorder:
             output = model(*args, **kwargs)
             number = None if of is None else of(output)
             found = _gradients(model, output, number) if gradients else {}
         with own_arithmetic():
             named = [] if not isinstance(number, Tensor) else [("of", number)]
-            named += [*_named((), {}, output), *found.items()]
+            named += [*named_tensors(output), *found.items()]
             recording.outputs = [
                 (name, recorder.kept(x)) for name, whole in named for x in parts_of(whole)
             ]
@@ -77,27 +74,14 @@ def recorded(
     return recording, output
 
 
-@contextlib.contextmanager
-def _eager() -> Iterator[None]:
-    """Let compiled functions run as their source says."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 def _gradients(model: Module, output: Any, number: Any) -> dict[str, Tensor]:
     """The gradients of weights, by name: of the number that matters, of a loss, or of outputs."""
-    roots = [number] if isinstance(number, Tensor) else list(to_differentiate(output))
+    roots = [number] if isinstance(number, Tensor) else differentiated(output)
     weights = {name: x for name, x in model.named_parameters() if x.requires_grad}
     if not roots or not weights:
         return {}
-    generator = torch.Generator().manual_seed(SEED)
-    come_in = []
-    for root in roots:
-        with own_arithmetic():
-            drawn = torch.ones_like(root)
-            if root.numel() != 1:
-                drawn = torch.randn(root.shape, generator=generator).to(root)
-        come_in.append(drawn)
+    with own_arithmetic():
+        come_in = drawn_for(roots)
     found = torch.autograd.grad(roots, list(weights.values()), come_in, allow_unused=True)
     return {f"grad of {name}": x for name, x in zip(weights, found, strict=True) if x is not None}
 
@@ -112,7 +96,7 @@ def _about() -> dict[str, Any]:
     }
 
 
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> list[tuple[str, Tensor]]:
-    """The tensors of a call, with the names that reports give them: ``output[logits]``."""
-    rows = rows_of(*flatten_call(args, kwargs, output))
+def _named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """The tensors that a model is given, with the names that reports give them: ``input[0]``."""
+    rows = rows_of(*flatten_call(args, kwargs, None))
     return [(name, x) for name, x, _ in rows if x is not None]
