@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -21,7 +23,7 @@ from fxguard.source.lines import Place, calling_line
 
 __all__ = ["LostUpdates"]
 
-SAMPLED = frozenset({10, 15, 20, 40, 80, 160, 320})
+SAMPLED = frozenset({10, 15, 20, 80, 320})
 EVERY = 500  # steps, beside these
 ELEMENTS = 2**10  # of each weight
 WEIGHTS = 16
@@ -30,11 +32,14 @@ MOST_LOST = 0.5  # of the elements that had to move
 
 
 @dataclass(slots=True)
-class _Sample:
-    name: str
-    weight: weakref.ref[Tensor]
-    every: int
-    copy: Tensor
+class _Samples:
+    """Elements of weights of one dtype that an optimizer steps in one way."""
+
+    group: Mapping[str, Any]
+    names: list[str] = field(default_factory=list)
+    weights: list[weakref.ref[Tensor]] = field(default_factory=list)
+    everys: list[int] = field(default_factory=list)
+    copies: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +65,7 @@ class LostUpdates(Rule):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        self._samples: list[_Sample] = []
+        self._samples: list[_Samples] = []
         self._by_optimizer: weakref.WeakKeyDictionary[Optimizer, _Seen]
         self._by_optimizer = weakref.WeakKeyDictionary()
         self._seen: list[_Seen] = []  # of optimizers that may be gone
@@ -77,37 +82,43 @@ class LostUpdates(Rule):
         if not (seen.steps in SAMPLED or seen.steps % EVERY == 0):
             return
         seen.place = calling_line()
-        named = list(step.weights.items())
+        some = list(step.weights.items())
+        some = some[:: -(-len(some) // WEIGHTS) or 1]
+        groups = {id(x): group for group in step.optimizer.param_groups for x in group["params"]}
+        alike = dict[Any, _Samples]()
         with own_arithmetic():
-            for name, weight in named[:: max(1, len(named) // WEIGHTS)]:
-                part = part_here(weight)
-                if part is None or weight.grad is None or type(weight.grad) is not Tensor:
+            for name, weight in some:
+                part, group = part_here(weight), groups.get(id(weight))
+                if part is None or group is None or type(weight.grad) is not Tensor:
                     continue
                 if weight.is_sparse or weight.grad.is_sparse or not part.is_floating_point():
                     continue
+                count = float(step.optimizer.state.get(weight, {}).get("step", 0))
+                key = id(group), count, part.dtype, part.device
+                samples = alike.setdefault(key, _Samples(group))
                 every = -(-part.numel() // ELEMENTS)
-                copy = part.detach().reshape(-1)[::every].clone()
-                self._samples.append(_Sample(name, weakref.ref(weight), every, copy))
+                samples.names.append(name)
+                samples.weights.append(weakref.ref(weight))
+                samples.everys.append(every)
+                samples.copies.append(part.detach().reshape(-1)[::every].clone())
+        self._samples = list(alike.values())
 
     def after(self, step: Step) -> None:
         samples, self._samples = self._samples, []
         if not samples:
             return
         seen = self._by_optimizer[step.optimizer]
-        groups = {id(x): group for group in step.optimizer.param_groups for x in group["params"]}
         moving, lost = Counter[str](), Counter[str]()
         with own_arithmetic():
-            for sample in samples:
-                weight = sample.weight()
-                if weight is None or id(weight) not in groups:
+            for each in samples:
+                weights = [weight for ref in each.weights if (weight := ref()) is not None]
+                if len(weights) < len(each.weights) or any(x.grad is None for x in weights):
                     continue
-                found = self._in(sample, weight, groups[id(weight)], step.optimizer, seen)
-                if found is None:
-                    continue
-                dtype = name_of_dtype(weight.dtype)
-                moving[dtype], lost[dtype] = moving[dtype] + found[0], lost[dtype] + found[1]
-                seen.looked[sample.name] += 1
-                seen.lost[sample.name] += found[1] > MOST_LOST * found[0]
+                dtype = name_of_dtype(each.copies[0].dtype)
+                for name, had_to, of_these in _lost_in(each, weights, step.optimizer, seen):
+                    moving[dtype], lost[dtype] = moving[dtype] + had_to, lost[dtype] + of_these
+                    seen.looked[name] += 1
+                    seen.lost[name] += of_these > MOST_LOST * had_to
         for dtype in +moving:
             seen.shares[dtype].append(lost[dtype] / moving[dtype])
 
@@ -132,56 +143,59 @@ class LostUpdates(Rule):
             advice="keep the weights in float32 and use autocast, or step a float32 copy of them",
         )
 
-    def _in(
-        self,
-        sample: _Sample,
-        weight: Tensor,
-        group: Mapping[str, Any],
-        optimizer: Optimizer,
-        seen: _Seen,
-    ) -> tuple[int, int] | None:
-        """How many elements had to move, and how many of these were lost."""
-        part = part_here(weight)
-        if part is None or weight.grad is None:
-            return None
 
-        def taken(x: Any) -> Tensor:
-            held = part_here(x)
-            assert held is not None
-            return held.detach().reshape(-1)[:: sample.every].double()
+def _lost_in(
+    samples: _Samples, weights: Sequence[Tensor], optimizer: Optimizer, seen: _Seen
+) -> list[tuple[str, int, int]]:
+    """Each weight, how many of its elements had to move, and how many of these were lost."""
 
-        update = _update(optimizer, group, optimizer.state.get(weight, {}), weight.grad, taken)
-        if update is None or len(update) != len(sample.copy):
-            return None
-        before = sample.copy.double()
-        update = update + float(group["lr"]) * _decay(optimizer, group) * before
-        is_same = part.detach().reshape(-1)[:: sample.every] == sample.copy
-        half = _half_a_unit(before, weight.dtype)
-        has_to = (update != 0) & torch.isfinite(update)
-        is_lost = has_to & is_same & (update.abs() <= half)
-        lost = int(is_lost.sum())
-        if lost and seen.example is None:
-            at = int(is_lost.nonzero()[lost // 2])
-            dtype = name_of_dtype(weight.dtype)
-            seen.example = dtype, float(update[at].abs()), float(before[at].abs())
-        return int(has_to.sum()), lost
+    def taken(tensors: Iterable[Any]) -> Tensor:
+        """The elements of tensors of the weights' shapes, in float64."""
+        parts = [part_here(x) for x in tensors]
+        pairs = zip(parts, samples.everys, strict=True)
+        return torch.cat([x.detach().reshape(-1)[::n] for x, n in pairs if x is not None]).double()
+
+    group = samples.group
+    update = _update(optimizer, group, weights, taken)
+    before, now = torch.cat(samples.copies).double(), taken(weights)
+    if update is None or not len(update) == len(before) == len(now):
+        return []
+    decay = float(group["lr"]) * _decay(optimizer, group)
+    update = update + decay * before if decay else update
+    dtype = samples.copies[0].dtype
+    has_to = (update != 0) & torch.isfinite(update)
+    is_lost = has_to & (now == before) & (update.abs() <= _half_a_unit(before, dtype))
+    ends = list(itertools.accumulate(len(x) for x in samples.copies))
+    counts = torch.stack((has_to, is_lost)).cumsum(1)[:, [end - 1 for end in ends]].tolist()
+    if counts[1][-1] and seen.example is None:
+        at = int(is_lost.nonzero()[counts[1][-1] // 2])
+        seen.example = name_of_dtype(dtype), float(update[at].abs()), float(before[at].abs())
+    had_to, of_these = ([now - last for last, now in pairwise([0, *each])] for each in counts)
+    return list(zip(samples.names, had_to, of_these, strict=True))
 
 
-def _update(optimizer: Optimizer, group: Any, state: Any, gradient: Tensor, taken: Any) -> Any:
-    """What a step takes off a weight, without its weight decay; None if that is not known."""
+def _update(
+    optimizer: Optimizer,
+    group: Mapping[str, Any],
+    weights: Sequence[Tensor],
+    taken: Callable[[Iterable[Any]], Tensor],
+) -> Tensor | None:
+    """What a step takes off weights, without its weight decay; None if that is not known."""
     lr = float(group["lr"])
+    states = [optimizer.state.get(weight, {}) for weight in weights]
     if type(optimizer) is SGD:
-        used = state.get("momentum_buffer")
-        if used is None or group.get("nesterov"):
-            used = gradient
+        used = [state.get("momentum_buffer") for state in states]
+        if group.get("nesterov") or any(x is None for x in used):
+            used = [weight.grad for weight in weights]
         return lr * taken(used)
-    if "exp_avg" not in state or group.get("amsgrad"):
+    if group.get("amsgrad") or not all("exp_avg" in state for state in states):
         return None
-    count = float(state["step"])
+    count = float(states[0]["step"])
     first, second = (float(beta) for beta in group["betas"])
-    mean = taken(state["exp_avg"]) / (1 - first**count)
-    root = (taken(state["exp_avg_sq"]) / (1 - second**count)).sqrt()
-    return lr * mean / (root + float(group["eps"]))
+    mean = taken(state["exp_avg"] for state in states) / (1 - first**count)
+    root = (taken(state["exp_avg_sq"] for state in states) / (1 - second**count)).sqrt()
+    update: Tensor = lr * mean / (root + float(group["eps"]))
+    return update
 
 
 def _decay(optimizer: Optimizer, group: Mapping[str, Any]) -> float:

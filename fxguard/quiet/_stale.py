@@ -21,7 +21,7 @@ SMALL = 2**12  # elements of a gradient that is copied
 WATCHED = 3  # gradients of each optimizer
 PARTS = 5  # more of them, of other parts of the model
 MOST = 16  # weights among which these are looked for
-FIRST, EVERY = 8, 32  # steps: the first ones are watched, then two of 32
+FIRST, EVERY = 6, 64  # steps: the first ones are watched, then two of 64
 TWICE = 2  # once may be a rehearsal
 
 
@@ -57,21 +57,27 @@ class StaleGradients(Rule):
         super().__init__(training)
         self._used: weakref.WeakKeyDictionary[Optimizer, list[_Used]]
         self._used = weakref.WeakKeyDictionary()
+        self._is_watching = False  # a gradient; what follows costs nothing else in most steps
         self._times = 0
 
     def backward_comes(self, place: Place | None) -> None:
+        if not self._is_watching:
+            return
         for used in self._used.values():
             used[:] = [each for each in used if _stays(each, place)]
 
     def before(self, step: Step) -> None:
-        self._judge(step.optimizer)
+        if self._is_watching:
+            self._judge(step.optimizer)
 
     def after(self, step: Step) -> None:
-        self._judge(step.optimizer)  # the backward may be in the step, as in a closure
-        self._used.pop(step.optimizer, None)
-        if self.training.has("stale gradients"):
-            return
+        if self._is_watching:
+            self._judge(step.optimizer)  # the backward may be in the step, as in a closure
+            self._used.pop(step.optimizer, None)
+            self._is_watching = bool(self._used)
         if step.number > FIRST and step.number % EVERY > 1:
+            return
+        if self.training.has("stale gradients"):
             return
         named = list(step.weights.items())
         some = dict(named[at * (len(named) - 1) // MOST] for at in range(MOST + 1))
@@ -81,6 +87,7 @@ class StaleGradients(Rule):
             seen = {used.name.split(".")[0] for used in found}
             rest = ((name, step.weights[name]) for part, name in parts.items() if part not in seen)
             self._used[step.optimizer] = found + list(_used_among(rest, PARTS))
+        self._is_watching = True
 
     def _judge(self, optimizer: Optimizer) -> None:
         for each in self._used.get(optimizer, ()):

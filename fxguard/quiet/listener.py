@@ -23,6 +23,7 @@ from fxguard.guard.listeners import Listener, Recorded
 from fxguard.install.backwards import hear_of_backwards
 from fxguard.quiet._clipped import ClippedBeforeUnscaled
 from fxguard.quiet._dropout import DropoutInEvaluation
+from fxguard.quiet._held import Held
 from fxguard.quiet._losses import LossFaults
 from fxguard.quiet._lost import LostUpdates
 from fxguard.quiet._modes import EvaluationInTraining
@@ -82,7 +83,7 @@ class QuietFaults(Listener):
             for event, method in vars(Rule).items()
             if not event.startswith("_")
         }
-        self._held: weakref.WeakKeyDictionary[Optimizer, tuple[int, dict[str, weakref.ref[Tensor]]]]
+        self._held: weakref.WeakKeyDictionary[Optimizer, tuple[int, Held]]
         self._held = weakref.WeakKeyDictionary()
         self._watching: tuple[StepHooks, Callable[[], None]] | None = None
         self._is_part = False  # of another guarded model, which was called by itself
@@ -207,7 +208,7 @@ class QuietFaults(Listener):
         models = [model for each in tuple(_all) if (model := each._model()) is not None]
         return any(own is not model and any(x is own for x in model.modules()) for model in models)
 
-    def _weights_of(self, optimizer: Optimizer) -> dict[str, Tensor]:
+    def _weights_of(self, optimizer: Optimizer) -> Held:
         """The weights of the model that an optimizer holds, by name."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         known = self._held.get(optimizer)
@@ -215,10 +216,9 @@ class QuietFaults(Listener):
             model = self._model()
             names = {} if model is None else {id(x): name for name, x in model.named_parameters()}
             held = [weight for group in optimizer.param_groups for weight in group["params"]]
-            found = {names[id(x)]: weakref.ref(x) for x in held if id(x) in names}
+            found = Held({names[id(x)]: x for x in held if id(x) in names})
             known = self._held[optimizer] = count, found
-        alive = ((name, each()) for name, each in known[1].items())
-        return {name: weight for name, weight in alive if weight is not None}
+        return known[1]
 
     def _model(self) -> Module | None:
         recorder = self._recorder()
