@@ -29,6 +29,7 @@ __all__ = ["Alignment", "Mismatch"]
 SAME = 1e-9  # relative, between values that differ by roundings of float64
 # Units of roundoff that a value may be off which was not computed again.
 FOR_ROUNDINGS, FOR_LOW = 64.0, 8.0
+OUT_OF_ORDER = 1e-3  # relative: no tolerance is as large
 LOW = 1e-5  # the roundoff of dtypes with few digits
 # Other names for one operation: a value times a weight.
 PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addmv", "mv", "dot"])
@@ -277,6 +278,7 @@ class Alignment:
                 alike = [v for v in returned if names[1][v] == names[0][value]]
                 first = next(iter([*alike, *(v for v in returned if v not in taken)]), returned[0])
                 self.outputs.append((first, value))
+                self._meet_order(value, first)
                 continue
             for other in left:
                 y = self.other.values[other]
@@ -291,6 +293,13 @@ class Alignment:
                 if value in self.same:  # the other program has it, and does not return it
                     inner = [v for v in self.same[value] if v in self.other.values]
                     self.outputs += [(v, value) for v in inner[:1]]
+
+    def _meet_order(self, mine: int, theirs: int) -> None:
+        """Compare an output that holds what the other's holds, in the order of its elements."""
+        x, y = self.values[mine], self.other.values[theirs]
+        laid = self.laid_out(y, x) if x.numel() == y.numel() else None
+        if laid is not None and (far := apart(laid, x)) > OUT_OF_ORDER:
+            self.mismatches.append(Mismatch(mine, theirs, far, self._at, is_output=True))
 
     def _their_operand(self, operation: Operation, weights: frozenset[int], use: int) -> int | None:
         """What the other program's operations with the same weights read, if that is one value."""

@@ -11,6 +11,9 @@ from fxguard.matching._alignment import Alignment, Mismatch
 from fxguard.matching._exact import inside, made_by
 from fxguard.matching._layouts import distance, nearest_layout
 from fxguard.matching._numbers import unlike_numbers
+from fxguard.matching._region import Budget, Region, RegionRun, region_of
+from fxguard.matching._sides import Between, ends_of
+from fxguard.matching._tried import EXACT, LEFT, Tried, first_change
 from fxguard.recording.recorded import Leaf, Operation
 from fxguard.recording.replay import reads_of
 
@@ -19,6 +22,8 @@ __all__ = ["Cause", "causes_of"]
 RELATED = 1.2  # a distance: unrelated values are at 1.4
 MOST = 200  # values of each side that are compared with those of the other
 LARGEST = 2**20  # elements of one that is
+TRIED = 6  # causes for which a change is looked for
+ELEMENTS = 2**30  # that are computed for it
 
 
 @dataclass(slots=True)
@@ -29,14 +34,7 @@ class Cause:
     theirs: int | None
     leaf: Leaf | None  # the weight that differs, where that is it
     mismatches: list[Mismatch]
-
-
-@dataclass(frozen=True, slots=True)
-class _Region:
-    """The operations that lead to a value from those where the programs are still the same."""
-
-    operations: tuple[int, ...]
-    leaves: tuple[int, ...]  # values that nothing made
+    tried: Tried | None = None  # what makes the programs compute the same there
 
 
 def causes_of(aligned: Alignment, mismatches: Iterable[Mismatch]) -> list[Cause]:
@@ -55,7 +53,49 @@ def causes_of(aligned: Alignment, mismatches: Iterable[Mismatch]) -> list[Cause]
             _line_of(aligned.other.recording.operations, cause.theirs),
         )
         _merge(by_line, cause, (cause.leaf, lines) if None not in lines else id(cause))
-    return list(by_line.values())
+    found = list(by_line.values())
+    budget = Budget(ELEMENTS)
+    for cause in found[:TRIED]:
+        _try(aligned, cause, budget)
+    return found
+
+
+def _try(aligned: Alignment, cause: Cause, budget: Budget) -> None:
+    """Look for one change behind which the programs compute the same there."""
+    if cause.leaf is not None and _is_by_weights(aligned, cause, budget):
+        return
+    for between in Between.at(aligned, cause.mismatches[0]).narrowed(budget):
+        found = first_change(between.mine, between.theirs, budget)
+        if found is None:
+            continue
+        cause.leaf = None
+        cause.tried, change = found, found.change
+        if found.side == "B":
+            cause.mine = change.operation
+            cause.theirs = cause.theirs if change.other is None else change.other
+        else:
+            cause.theirs = change.operation
+            cause.mine = cause.mine if change.other is None else change.other
+        return
+
+
+def _is_by_weights(aligned: Alignment, cause: Cause, budget: Budget) -> bool:
+    """Whether the programs compute the same there with A's weights in both."""
+    side = Between.at(aligned, cause.mismatches[0]).mine
+    run = RegionRun(side.operations, side.region, side.given, budget)
+    before = run.run(side.target)
+    instead = {}
+    for value in side.region.leaves:
+        twin, mine = aligned.twins.get(value), aligned.values.get(value)
+        theirs = None if twin is None or twin.is_whole else aligned.other.values.get(twin.of[0])
+        if theirs is not None and mine is not None and theirs.shape == mine.shape:
+            instead[value] = theirs
+    after = run.run(side.target, instead=instead) if instead else None
+    return (
+        before is not None
+        and after is not None
+        and side.far(after) <= max(EXACT, LEFT * side.far(before))
+    )
 
 
 def _merge(found: dict[object, Cause], cause: Cause, key: object) -> None:
@@ -72,15 +112,9 @@ def _line_of(operations: Sequence[Operation], number: int | None) -> object:
 def _cause_of(aligned: Alignment, mismatch: Mismatch) -> Cause:
     operations, others = aligned.recording.operations, aligned.other.recording.operations
 
-    def is_same(value: int) -> bool:
-        return value in aligned.same and value != mismatch.mine
-
-    def is_seen(value: int) -> bool:
-        known = aligned.seen.get(value)
-        return known is not None and known < mismatch.operation and value != mismatch.theirs
-
-    mine = _region(mismatch.mine, aligned.made_by, operations, is_same)
-    theirs = _region(mismatch.theirs, aligned.other.made_by, others, is_seen)
+    is_same, is_seen = ends_of(aligned, mismatch)
+    mine = region_of(mismatch.mine, aligned.made_by, operations, is_same)
+    theirs = region_of(mismatch.theirs, aligned.other.made_by, others, is_seen)
     leaf = _unlike_leaf(aligned, mine)
     first, other = (
         _first_unlike_numbers(aligned, mine, theirs)
@@ -93,28 +127,7 @@ def _cause_of(aligned: Alignment, mismatch: Mismatch) -> Cause:
     return Cause(first, other, leaf, [mismatch])
 
 
-def _region(
-    value: int,
-    makers: Mapping[int, int],
-    operations: Sequence[Operation],
-    is_end: Callable[[int], bool],
-) -> _Region:
-    found, leaves, left, known = set[int](), list[int](), [value], set[int]()
-    while left:
-        at = left.pop()
-        if at in known or is_end(at):
-            continue
-        known.add(at)
-        number = makers.get(at)
-        if number is None:
-            leaves.append(at)
-        else:
-            found.add(number)
-            left += [ref.value for ref in reads_of(operations[number])]
-    return _Region(tuple(sorted(found)), tuple(leaves))
-
-
-def _unlike_leaf(aligned: Alignment, region: _Region) -> Leaf | None:
+def _unlike_leaf(aligned: Alignment, region: Region) -> Leaf | None:
     """A weight that is near to one of the other program, and not equal."""
     for leaf in aligned.recording.leaves:
         twin = aligned.twins.get(leaf.value)
@@ -124,7 +137,7 @@ def _unlike_leaf(aligned: Alignment, region: _Region) -> Leaf | None:
 
 
 def _root(
-    operations: Sequence[Operation], region: _Region, is_end: Callable[[int], bool]
+    operations: Sequence[Operation], region: Region, is_end: Callable[[int], bool]
 ) -> int | None:
     """The first operation of a region all of whose operands are in both programs."""
     roots = [
@@ -134,7 +147,7 @@ def _root(
 
 
 def _their_root(
-    aligned: Alignment, root: int | None, region: _Region, is_seen: Callable[[int], bool]
+    aligned: Alignment, root: int | None, region: Region, is_seen: Callable[[int], bool]
 ) -> int | None:
     operations = aligned.other.recording.operations
     if root is not None:
@@ -152,7 +165,7 @@ def _their_root(
 
 
 def _first_unlike_numbers(
-    aligned: Alignment, mine: _Region, theirs: _Region
+    aligned: Alignment, mine: Region, theirs: Region
 ) -> tuple[int, int] | None:
     """The first operation that differs from one of the other program in a number alone."""
     others = aligned.other.recording.operations
@@ -174,8 +187,8 @@ def _first_unlike_numbers(
 
 def _first_counterparts(
     aligned: Alignment,
-    mine: _Region,
-    theirs: _Region,
+    mine: Region,
+    theirs: Region,
     is_same: Callable[[int], bool],
     is_seen: Callable[[int], bool],
 ) -> tuple[int, int] | None:
@@ -200,7 +213,7 @@ def _first_counterparts(
 
 def _values(
     operations: Sequence[Operation],
-    region: _Region,
+    region: Region,
     values: Mapping[int, Tensor],
     is_end: Callable[[int], bool],
 ) -> Iterator[tuple[int, Tensor]]:

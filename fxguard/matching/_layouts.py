@@ -13,6 +13,7 @@ __all__ = [
     "core_of",
     "distance",
     "in_layout_of",
+    "layouts_of",
     "mask_of",
     "nearest_layout",
     "order_of_rows",
@@ -20,6 +21,7 @@ __all__ = [
 
 MOST_DIMENSIONS = 5  # whose orders are tried
 LARGEST_CORE = 2**22  # elements
+LETS_NOTHING_PASS = -1e3  # added to a score
 MOST_SORTED = 1e-6  # tolerance: numbers drawn from one distribution have nearly the same order
 
 
@@ -31,7 +33,7 @@ def in_layout_of(x: Tensor, like: Tensor, tolerance: float) -> Tensor | None:
         like: another tensor.
         tolerance: of a difference, relative to the largest magnitude.
     """
-    for candidate in _orders(x, like):
+    for candidate in layouts_of(x, like):
         if apart(candidate, like) <= tolerance:
             return candidate
     return _sorted_like(x, like, tolerance)
@@ -45,12 +47,12 @@ def nearest_layout(x: Tensor, like: Tensor, carried: Tensor | None = None) -> Te
         like: another tensor.
         carried: a tensor of the shape of ``x`` to be returned in its place, in that order.
     """
-    orders = list(_orders(x, like))
+    orders = list(layouts_of(x, like))
     if not orders:
         return None
     far = [distance(each, like) for each in orders]
     at = far.index(min(far))
-    return orders[at] if carried is None else list(_orders(carried, like))[at]
+    return orders[at] if carried is None else list(layouts_of(carried, like))[at]
 
 
 def apart(x: Tensor, y: Tensor) -> float:
@@ -70,7 +72,7 @@ def apart(x: Tensor, y: Tensor) -> float:
     return float(difference.max()) / largest if largest else float(difference.max() > 0)
 
 
-def _orders(x: Tensor, like: Tensor) -> Iterator[Tensor]:
+def layouts_of(x: Tensor, like: Tensor) -> Iterator[Tensor]:
     """The elements of ``x`` in the shape of ``like``, for each order of its dimensions."""
     if x.shape == like.shape:
         yield x
@@ -100,19 +102,23 @@ def _sorted_like(x: Tensor, like: Tensor, tolerance: float) -> Tensor | None:
 
 
 def order_of_rows(x: Tensor, y: Tensor) -> Tensor | None:
-    """For each row of ``x`` the equal row of ``y``; None if rows repeat or are not equal."""
+    """For each row of ``x`` the equal row of ``y``; None if rows are not equal, or most repeat.
+
+    Of rows that repeat, as those of each sample may, the first is the first.
+    """
     if x.shape != y.shape:
         return None
     x, y = x.to(torch.float64), y.to(torch.float64)
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(x.shape[1], generator=generator, dtype=torch.float64)
-    (mine, order), (theirs, other) = (x @ direction).sort(), (y @ direction).sort()
-    if not bool(torch.isfinite(mine).all() and torch.isfinite(theirs).all()):
+    along = torch.stack((x @ direction, y @ direction))
+    scale = float(along.abs().max()) or 1.0
+    if not bool(torch.isfinite(along).all()):
         return None
-    scale = float(mine.abs().max()) or 1.0
-    if len(mine) > 1 and float(mine.diff().min()) <= 1e-6 * scale:
+    (mine, theirs), (order, other) = (along / scale * 1e7).round().sort(stable=True)
+    if 2 * int((mine.diff() <= 10).sum()) > len(mine):
         return None
-    if not torch.allclose(mine, theirs, rtol=0, atol=1e-8 * scale):
+    if float((mine - theirs).abs().max()) > 1:
         return None
     found = torch.empty_like(order)
     found[order] = other
@@ -144,9 +150,9 @@ def core_of(x: Tensor) -> Tensor:
 
 
 def mask_of(x: Tensor) -> Tensor | None:
-    """What a tensor of two values lets pass: True where it is the larger one; else None.
+    """What a mask lets pass; None for any other tensor.
 
-    The larger one is True, or 0 beside a large negative number.
+    A mask holds True and False, 1 and 0, or 0 and a large negative number.
     """
     if x.dtype == torch.bool:
         mask = x
@@ -154,7 +160,11 @@ def mask_of(x: Tensor) -> Tensor | None:
         return None
     else:
         largest, smallest = x.max(), x.min()
-        if largest == smallest or not bool(((x == largest) | (x == smallest)).all()):
+        if (float(largest), float(smallest)) != (1.0, 0.0) and not (
+            largest == 0 and smallest <= LETS_NOTHING_PASS
+        ):
+            return None
+        if not bool(((x == largest) | (x == smallest)).all()):
             return None
         mask = x == largest
     return None if bool(mask.all()) or not bool(mask.any()) else mask

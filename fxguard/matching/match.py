@@ -16,6 +16,7 @@ from fxguard.matching._by_numbers import same_numbers
 from fxguard.matching._causes import Cause, causes_of
 from fxguard.matching._exact import Exact, exact_of, twins_between
 from fxguard.matching._roundings import shares_of
+from fxguard.matching._tried import Tried
 from fxguard.recording.recorded import NOT_RECORDED, Operation, Recording
 from fxguard.recording.replay import wide
 from fxguard.report.run_comparison import OneSide, OutputsApart, RunComparison, RunDivergence
@@ -147,6 +148,7 @@ class _Matching:
                 cause.mismatches[0].apart,
                 share,
                 len(cause.mismatches),
+                _in_words(cause.tried),
             )
 
     def _outputs(self, whole: Sequence[float]) -> Iterator[OutputsApart]:
@@ -169,6 +171,13 @@ class _Matching:
         for name, value in self.a.outputs:
             if value not in paired and value not in self.aligned.seen:
                 yield f"{name} of A", "B returns nothing of this size"
+
+
+def _in_words(tried: Tried | None) -> str:
+    if tried is None:
+        return ""
+    other = "A" if tried.side == "B" else "B"
+    return f"{tried.change.text}, {tried.side} computes what {other} does"
 
 
 def _side(operations: Sequence[Operation], number: int | None) -> OneSide | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fxguard import trees
 from fxguard.forgiving import theirs
 from fxguard.recording.recorded import Operation, Recording, Ref
 
-__all__ = ["Replay", "operation_named"]
+__all__ = ["Replay", "arguments_of", "called", "operation_named"]
 
 WIDE = {
     torch.complex32: torch.complex128,
@@ -102,16 +102,8 @@ class Replay:
         args, kwargs = self.arguments(operation)
         if self.recording.is_foreign:
             _refuse_other_sizes(self.recording, operation, overload, args, kwargs)
-        with torch.set_grad_enabled(self.differentiable), warnings.catch_warnings(), _in_float64():
-            warnings.simplefilter("ignore")
-            try:
-                result = overload(*args, **kwargs)
-            except RuntimeError:
-                if operation.kind != "view":  # of what another kernel has laid out otherwise
-                    raise
-                result = args[0].reshape(args[1])
-            if operation.kind.startswith("empty") or operation.kind.startswith("new_empty"):
-                result.zero_()
+        with torch.set_grad_enabled(self.differentiable):
+            result = called(overload, args, kwargs)
         for number, tensor in zip(operation.made, trees.tree_leaves(result), strict=True):
             if number is not None:
                 self.now[number] = tensor
@@ -133,19 +125,64 @@ class Replay:
 
     def arguments(self, operation: Operation) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of an operation, with tensors and in wide dtypes."""
+        return arguments_of(operation, self.now)
 
-        def given(x: Any) -> Any:
-            if isinstance(x, Ref):
-                return self.now[x.value]
-            if isinstance(x, torch.dtype):
-                return wide_dtype(x)
-            if isinstance(x, torch.device):
-                return torch.device("cpu")
-            if isinstance(x, (list, tuple)):
-                return [given(item) for item in x]
-            return x
 
-        return tuple(map(given, operation.args)), {k: given(x) for k, x in operation.kwargs.items()}
+def arguments_of(
+    operation: Operation, now: Mapping[int, Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operation, in wide dtypes.
+
+    Args:
+        operation: any one.
+        now: what each value holds.
+
+    Raises:
+        KeyError: if it reads a value that is not there.
+    """
+
+    def given(x: Any) -> Any:
+        if isinstance(x, Ref):
+            return now[x.value]
+        if isinstance(x, torch.dtype):
+            return wide_dtype(x)
+        if isinstance(x, torch.device):
+            return torch.device("cpu")
+        if isinstance(x, (list, tuple)):
+            return [given(item) for item in x]
+        return x
+
+    return tuple(map(given, operation.args)), {k: given(x) for k, x in operation.kwargs.items()}
+
+
+def called(
+    overload: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    instead: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+) -> Any:
+    """The result of an operation of ATen in float64.
+
+    Args:
+        overload: it.
+        args: its arguments.
+        kwargs: likewise.
+        instead: what is called in its place, with these three.
+    """
+    name = overload.overloadpacket.__name__
+    with warnings.catch_warnings(), _in_float64():
+        warnings.simplefilter("ignore")
+        if instead is not None:
+            return instead(overload, args, dict(kwargs))
+        try:
+            result = overload(*args, **kwargs)
+        except RuntimeError:
+            if name != "view":  # of what another kernel has laid out otherwise
+                raise
+            result = args[0].reshape(args[1])
+        if name.startswith(("empty", "new_empty")):
+            result.zero_()
+    return result
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ class RunDivergence:
     difference: float  # of what follows, on A's values, relative to the largest magnitude
     share: float | None  # of the difference of the outputs; None if that was not measured
     places: int = 1  # where the same two lines part
+    tried: str = ""  # a change behind which both compute the same there: it was run
 
     def lines(self) -> Iterator[str]:
         """Both sides, and what is known of it."""
@@ -57,6 +58,8 @@ class RunDivergence:
         yield f"  B  {self.b or 'nothing in its place'}"
         if self.because:
             yield f"     {self.because}"
+        if self.tried:
+            yield f"     tried: {self.tried}"
         where = f" in {self.places} places" if self.places > 1 else ""
         said = f"{percent(self.difference)} apart on the same values{where}"
         if self.share is not None:

@@ -1,0 +1,190 @@
+"""Both programs around one difference, and around an earlier one from which it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fxguard.matching._alignment import Alignment, Mismatch
+from fxguard.matching._exact import made_by
+from fxguard.matching._layouts import apart, distance, layouts_of, nearest_layout
+from fxguard.matching._region import Budget, RegionRun, region_of
+from fxguard.matching._tried import EXACT, LEFT, Side
+from fxguard.recording.recorded import Operation, Recording
+from fxguard.recording.replay import is_view, operation_named
+
+__all__ = ["Between", "ends_of"]
+
+IsEnd: TypeAlias = Callable[[int], bool]
+MOVES = frozenset(
+    [
+        *("_to_copy", "_unsafe_view", "as_strided", "cat", "clone", "constant_pad_nd", "copy"),
+        *("expand", "flip", "gather", "im2col", "index", "index_select", "repeat"),
+        *("repeat_interleave", "roll", "stack"),
+    ]
+)
+PAIRS = 300  # values of both programs that are tried for one another
+LARGEST = 2**20  # elements of these
+UNRELATED = 1.3  # a distance
+SIZES = 1e-3  # of root mean squares: what is further apart is not compared by elements
+
+
+def ends_of(aligned: Alignment, mismatch: Mismatch) -> tuple[IsEnd, IsEnd]:
+    """Whether a value of B, and one of A, is in both programs, in front of a difference."""
+
+    def is_same(value: int) -> bool:
+        return value in aligned.same and value != mismatch.mine
+
+    def is_seen(value: int) -> bool:
+        known = aligned.seen.get(value)
+        return known is not None and known < mismatch.operation and value != mismatch.theirs
+
+    return is_same, is_seen
+
+
+class Between:
+    """What leads to a difference in both programs.
+
+    Args:
+        aligned: both programs.
+        ends: whether a value of B, and one of A, is in both of them.
+        pair: a value of B, and what A has in its place.
+    """
+
+    def __init__(
+        self, aligned: Alignment, ends: tuple[IsEnd, IsEnd], pair: tuple[int, int]
+    ) -> None:
+        self._aligned, self._ends, self._pair = aligned, ends, pair
+        other = aligned.other
+        x, y = aligned.values[pair[0]], other.values[pair[1]]
+        self.mine = self._side(
+            "B", aligned.recording, aligned.made_by, pair[0], self._given, self._far_from(y)
+        )
+        self.theirs = self._side(
+            "A", other.recording, other.made_by, pair[1], other.values.get, self._far_from(x)
+        )
+
+    @classmethod
+    def at(cls, aligned: Alignment, mismatch: Mismatch) -> Between:
+        """What leads to a difference that was found."""
+        return cls(aligned, ends_of(aligned, mismatch), (mismatch.mine, mismatch.theirs))
+
+    def narrowed(self, budget: Budget) -> Iterator[Between]:
+        """The first pair of values behind which nothing else differs, and then all of it.
+
+        Each once more with what only moved elements in front of it: values are looked for in any
+        order of their elements, and it may be the order that differs.
+        """
+        found = self._first_pair(budget)
+        for pair in (self._pair,) if found is None else (found, self._pair):
+            yield Between(self._aligned, self._ends, pair)
+            yield Between(self._aligned, self._ends_behind_moves(), pair)
+
+    def _ends_behind_moves(self) -> tuple[IsEnd, IsEnd]:
+        """Likewise ends, but for values that an operation made that moves elements."""
+        aligned = self._aligned
+        return (
+            _but_moved(self._ends[0], aligned.made_by, aligned.recording),
+            _but_moved(self._ends[1], aligned.other.made_by, aligned.other.recording),
+        )
+
+    def _side(
+        self,
+        name: str,
+        recording: Recording,
+        makers: Mapping[int, int],
+        target: int,
+        given: Callable[[int], Tensor | None],
+        far: Callable[[Tensor], float],
+    ) -> Side:
+        leaves = {leaf.value: leaf.name for leaf in recording.leaves}
+
+        def named(value: int) -> str:
+            if value not in makers:
+                return leaves.get(value) or "a tensor"
+            operation = recording.operations[makers[value]]
+            place = "" if operation.source is None else f" ({operation.source.place})"
+            return f"{operation.kind.strip('_')}{place}"
+
+        is_end = self._ends[0 if name == "B" else 1]
+        region = region_of(target, makers, recording.operations, is_end)
+        return Side(name, recording.operations, region, target, given, named, far)
+
+    def _far_from(self, target: Tensor) -> Callable[[Tensor], float]:
+        """How far a result is from a value of the other program, in any order of dimensions."""
+        size = _size(target)
+
+        def far(result: Tensor) -> float:
+            if result.numel() != target.numel() or result.dtype != target.dtype:
+                return 1.0
+            if abs(_size(result) - size) > SIZES * size:
+                return 1.0
+            found = min((apart(each, target) for each in layouts_of(result, target)), default=1.0)
+            if found > EXACT:
+                laid = self._aligned.laid_out(result, target)
+                found = found if laid is None else min(found, apart(laid, target))
+            return found
+
+        return far
+
+    def _given(self, value: int) -> Tensor | None:
+        """What a value of B holds for what follows: A's, where it was put right."""
+        x, added = self._aligned.values.get(value), self._aligned.corrections.get(value)
+        return x if x is None or added is None else x + added
+
+    def _first_pair(self, budget: Budget) -> tuple[int, int] | None:
+        """The first value of B, and one of A, whose difference is all of the difference."""
+        mine, theirs = self.mine, self.theirs
+        run = RegionRun(mine.operations, mine.region, mine.given, budget)
+        now = run.run(mine.target)
+        before = 0.0 if now is None else mine.far(now)
+        if before <= EXACT:
+            return None
+        others = [
+            (value, x)
+            for at in theirs.region.operations
+            for value in made_by(theirs.operations[at])
+            if value != theirs.target
+            and not self._ends[1](value)
+            and (x := theirs.given(value)) is not None
+            and 1 < x.numel() <= LARGEST
+        ]
+        tried = 0
+        for _, value in run.made():
+            x = mine.given(value)
+            if x is None or value == mine.target or self._ends[0](value):
+                continue
+            for other, y in others:
+                if y.numel() != x.numel() or y.dtype != x.dtype or tried >= PAIRS:
+                    continue
+                laid = nearest_layout(y, x)
+                if laid is None or distance(laid, x) > UNRELATED:
+                    continue
+                tried += 1
+                result = run.run(mine.target, instead={value: laid})
+                if result is not None and mine.far(result) <= max(EXACT, LEFT * before):
+                    return value, other
+        return None
+
+
+def _but_moved(is_end: IsEnd, makers: Mapping[int, int], recording: Recording) -> IsEnd:
+    def is_made_otherwise(value: int) -> bool:
+        at = makers.get(value)
+        return is_end(value) and (at is None or not _moves(recording.operations[at]))
+
+    return is_made_otherwise
+
+
+def _moves(operation: Operation) -> bool:
+    """Whether an operation only moves or repeats elements."""
+    overload = operation_named(operation.name)
+    return operation.kind in MOVES or (overload is not None and is_view(overload))
+
+
+def _size(x: Tensor) -> float:
+    """The root of the sum of squares of finite elements."""
+    x = x.to(torch.float64) if not x.is_complex() else torch.view_as_real(x)
+    return float(torch.where(torch.isfinite(x), x, 0.0).norm())

@@ -1,0 +1,166 @@
+"""One change of one operation behind which two programs compute the same: it was run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fxguard.forgiving import theirs
+from fxguard.matching._changes import (
+    Change,
+    arguments_of_others,
+    forms,
+    left_out,
+    numbers,
+    numbers_in,
+    reading,
+)
+from fxguard.matching._region import Budget, Region, RegionRun
+from fxguard.recording.recorded import Operation
+from fxguard.recording.replay import reads_of
+
+__all__ = ["Side", "Tried", "first_change"]
+
+EXACT = 1e-9  # relative: nothing is left of a difference
+LEFT = 3e-3  # of the difference: so much may stay, of tables that were rounded
+MOST_OPERATIONS = 80  # of a region
+MOST_OPERANDS = 12  # of one shape, for each operand
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two programs, around one difference.
+
+    Attributes:
+        name: "A" or "B".
+        operations: all of its operations.
+        region: those that lead to the value that differs.
+        target: that value.
+        given: what its values hold.
+        named: how a value is called.
+        far: how far a tensor in the place of the target is from what the other program has.
+    """
+
+    name: str
+    operations: Sequence[Operation]
+    region: Region
+    target: int
+    given: Callable[[int], Tensor | None]
+    named: Callable[[int], str]
+    far: Callable[[Tensor], float]
+
+    @property
+    def numbered(self) -> list[tuple[int, Operation]]:
+        """The operations of the region, with their numbers."""
+        return [(at, self.operations[at]) for at in self.region.operations]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What was changed, and in which of the programs."""
+
+    side: str
+    change: Change
+
+
+def first_change(mine: Side, other: Side, budget: Budget) -> Tried | None:
+    """The first change of one operation that takes a difference away; None if none does.
+
+    Args:
+        mine: the program that is searched first.
+        other: the other one.
+        budget: how much may be computed.
+    """
+    for side, others, kinds in (
+        (mine, other, (_theirs,)),
+        (other, mine, (_left_out,)),
+        (mine, other, (_left_out, _forms, _numbers)),
+        (other, mine, (_forms, _numbers)),
+        (mine, other, (_operands,)),
+        (other, mine, (_operands,)),
+    ):
+        for kind in kinds:
+            found = _first(side, others, kind(side, others), budget)
+            if found is not None:
+                return Tried(side.name, found)
+    return None
+
+
+def _first(side: Side, other: Side, changes: Iterable[Change], budget: Budget) -> Change | None:
+    if len(side.region.operations) > MOST_OPERATIONS:
+        return None
+    run = RegionRun(side.operations, side.region, side.given, budget)
+    now = run.run(side.target)
+    before = None if now is None else _far(side, now)
+    if before is None or before <= EXACT:
+        return None
+    best: tuple[float, Change] | None = None
+    for change in changes:
+        if budget.is_spent:
+            break
+        for at in run.twins(change.operation):
+            x = run.run(side.target, at=at, call=change.call)
+            far = None if x is None else _far(side, x)
+            if far is not None and far <= max(EXACT, LEFT * before):
+                if best is None or far < best[0]:
+                    best = far, change
+                break
+        if best is not None and best[0] <= EXACT:
+            break
+    return None if best is None else best[1]
+
+
+def _far(side: Side, x: Tensor) -> float | None:
+    try:
+        return side.far(x)
+    except theirs():  # of another shape
+        return None
+
+
+def _shapes(side: Side, operation: Operation) -> list[Sequence[int]]:
+    held = [side.given(ref.value) for ref in reads_of(operation)]
+    return [x.shape for x in held if x is not None]
+
+
+def _theirs(side: Side, other: Side) -> Iterator[Change]:
+    for at, operation in side.numbered:
+        yield from arguments_of_others(at, operation, other.numbered)
+
+
+def _numbers(side: Side, other: Side) -> Iterator[Change]:
+    theirs = numbers_in(other.numbered)
+    for at, operation in side.numbered:
+        sizes = [n for shape in _shapes(side, operation) for n in shape]
+        yield from numbers(at, operation, sizes, theirs)
+
+
+def _forms(side: Side, other: Side) -> Iterator[Change]:
+    for at, operation in side.numbered:
+        yield from forms(at, operation, _shapes(side, operation))
+
+
+def _left_out(side: Side, other: Side) -> Iterator[Change]:
+    for at, operation in side.numbered:
+        yield from left_out(at, operation)
+
+
+def _operands(side: Side, other: Side) -> Iterator[Change]:
+    """Other values of the same shape, that were there before."""
+    made = {v: at for at in side.region.operations for v in side.operations[at].made}
+    values = [*side.region.edges, *side.region.leaves, *(v for v in made if v is not None)]
+    for at, operation in side.numbered:
+        for number, ref in enumerate(reads_of(operation)):
+            mine = side.given(ref.value)
+            if mine is None:
+                continue
+            found = 0
+            for value in values:
+                x = side.given(value)
+                if x is None or value == ref.value or made.get(value, -1) >= at:
+                    continue
+                if x.shape == mine.shape and x.dtype == mine.dtype and found < MOST_OPERANDS:
+                    found += 1
+                    text = f"reading {side.named(value)} in place of {side.named(ref.value)}"
+                    yield reading(at, number, x, text)
