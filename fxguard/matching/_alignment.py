@@ -24,7 +24,7 @@ from fxguard.matching._weights import Twin
 from fxguard.recording.recorded import Leaf, Operation, Recording
 from fxguard.recording.replay import Replay, reads_of
 
-__all__ = ["Alignment", "Mismatch"]
+__all__ = ["PRODUCTS", "Alignment", "Mismatch"]
 
 SAME = 1e-9  # relative, between values that differ by roundings of float64
 # Units of roundoff that a value may be off which was not computed again.
@@ -90,6 +90,7 @@ class Alignment:
         self.corrections: dict[int, Tensor] = {}  # what that has changed
         self.made_by: dict[int, int] = {}
         self.values: dict[int, Tensor] = {}  # a copy of each, as it was looked for
+        self.given: dict[int, Tensor] = {}  # what was put in its place, for what follows
         self.weights_in: dict[int, frozenset[int]] = {}  # of the other program
         self.parts: dict[int, list[Tensor]] = {}  # inside fused operations, which the other lacks
         self.seen: dict[int, int] = {}  # values of the other, with the operation that found them
@@ -102,6 +103,10 @@ class Alignment:
     def not_run(self) -> dict[str, str]:
         """Operations that did not run again, with the reason."""
         return self._replay.not_run
+
+    def noise_of(self, value: int) -> float:
+        """The roundoff in a value that was not computed again, nor replaced by the other's."""
+        return self._noise.get(value, 0.0)
 
     def run(self) -> Alignment:
         """Run all of it."""
@@ -186,6 +191,7 @@ class Alignment:
 
     def _put(self, value: int, instead: Tensor) -> None:
         """Let a value be the other's from here on."""
+        self.given[value] = instead
         x = self._replay.now[value]
         if x.is_floating_point() and not any(
             stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxguard.matching._alignment import Alignment
+from fxguard.matching._alignment import PRODUCTS, Alignment
 from fxguard.matching._causes import Cause
 from fxguard.matching._exact import weights_read
 from fxguard.matching._numbers import numbers_of, unlike_numbers
@@ -64,6 +64,8 @@ def _of_numbers(theirs: Operation, mine: Operation) -> Iterator[str]:
 def _of_weights(aligned: Alignment, theirs: Operation, mine: Operation) -> Iterator[str]:
     """Weights that only one of two operations reads, by the names of A."""
     names = {leaf.value: leaf.name for leaf in aligned.other.recording.leaves}
+    if theirs.kind != mine.kind and not {theirs.kind, mine.kind} <= PRODUCTS:
+        return
     one = weights_read(aligned.other.weights_in, theirs)
     two = weights_read(aligned.weights_in, mine)
     if not one or not two or one & two:

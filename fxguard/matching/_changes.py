@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,7 @@ REDUCE: Mapping[str, Callable[..., Tensor]] = {
     "mean": torch.mean,
     "sum": torch.sum,
 }
+SPLITS = frozenset(["chunk", "split", "split_with_sizes", "tensor_split", "unbind"])
 VIEWS = frozenset(["_reshape_alias", "_unsafe_view", "reshape", "view"])
 
 
@@ -116,6 +118,7 @@ def numbers(
             wanted = [*theirs, *of_sizes]
         elif isinstance(x, float):
             near = [1 / x, x * x, abs(x) ** 0.5, 2 * x, x / 2, -x, 1.0] if x else [1.0]
+            near += [-math.inf, -1e4] if x < 0 else []
             wanted = [*theirs, *(USUAL_EPS if 0 <= x < SMALL else ()), *of_sizes, *near]
         elif isinstance(x, int):
             wanted = [*theirs, x + 1, x - 1, -x, *of_sizes]
@@ -297,6 +300,15 @@ def _orders(at: int, operation: Operation, shapes: Sequence[Sequence[int]]) -> I
             return overload(list(args[0])[::-1], *args[1:], **kwargs)
 
         yield Change(at, reversed_cat, "with its parts in the other order")
+    for one, two in itertools.combinations(range(min(len(operation.made), 4)), 2):
+
+        def swapped(overload: Any, args: Any, kwargs: Any, one: int = one, two: int = two) -> Any:
+            results = list(overload(*args, **kwargs))
+            results[one], results[two] = results[two], results[one]
+            return results
+
+        if kind in SPLITS:
+            yield Change(at, swapped, f"with results {one + 1} and {two + 1} exchanged")
     refs = [place for place, x in enumerate(operation.args) if isinstance(x, Ref)]
     for one, two in itertools.combinations(refs, 2):
         if kind in ("add", "mul", "maximum", "minimum", "addmm", "native_layer_norm"):
@@ -309,7 +321,10 @@ def _orders(at: int, operation: Operation, shapes: Sequence[Sequence[int]]) -> I
             args[one], args[two] = args[two], args[one]
             return overload(*args, **kwargs)
 
-        which = "its operands" if len(refs) == 2 else f"operands {one + 1} and {two + 1}"
+        which = "its operands"
+        if len(refs) > 2:
+            names = list(_named(operation))
+            which = f"{names[one]} and {names[two]}"
         yield Change(at, exchanged, f"with {which} exchanged")
     for number, shape in enumerate(shapes):
         if len(shape) >= 2 and shape[-1] == shape[-2] and kind in ("addmm", "baddbmm", "bmm", "mm"):

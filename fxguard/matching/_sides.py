@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fxguard.matching._alignment import Alignment, Mismatch
-from fxguard.matching._exact import made_by
+from fxguard.matching._exact import made_by, roundoff
 from fxguard.matching._layouts import apart, distance, layouts_of, nearest_layout
-from fxguard.matching._region import Budget, RegionRun, region_of
-from fxguard.matching._tried import EXACT, LEFT, Side
+from fxguard.matching._region import Budget, Region, region_of
+from fxguard.matching._tried import Side
 from fxguard.recording.recorded import Operation, Recording
 from fxguard.recording.replay import is_view, operation_named
 
@@ -29,6 +30,7 @@ MOVES = frozenset(
 PAIRS = 300  # values of both programs that are tried for one another
 LARGEST = 2**20  # elements of these
 UNRELATED = 1.3  # a distance
+NEAR = 0.5  # likewise: so near are values in the same layout only
 SIZES = 1e-3  # of root mean squares: what is further apart is not compared by elements
 
 
@@ -60,11 +62,32 @@ class Between:
         self._aligned, self._ends, self._pair = aligned, ends, pair
         other = aligned.other
         x, y = aligned.values[pair[0]], other.values[pair[1]]
-        self.mine = self._side(
-            "B", aligned.recording, aligned.made_by, pair[0], self._given, self._far_from(y)
+        regions = (
+            region_of(pair[0], aligned.made_by, aligned.recording.operations, ends[0]),
+            region_of(pair[1], other.made_by, other.recording.operations, ends[1]),
         )
-        self.theirs = self._side(
-            "A", other.recording, other.made_by, pair[1], other.values.get, self._far_from(x)
+        noise = max(self._noises(*regions), default=0.0)
+        self.mine = Side(
+            "B",
+            aligned.recording.operations,
+            regions[0],
+            pair[0],
+            x,
+            noise,
+            self._given,
+            _names(aligned.recording, aligned.made_by),
+            self._far_from(y, x),
+        )
+        self.theirs = Side(
+            "A",
+            other.recording.operations,
+            regions[1],
+            pair[1],
+            y,
+            noise,
+            other.values.get,
+            _names(other.recording, other.made_by),
+            self._far_from(x, y),
         )
 
     @classmethod
@@ -91,57 +114,53 @@ class Between:
             _but_moved(self._ends[1], aligned.other.made_by, aligned.other.recording),
         )
 
-    def _side(
-        self,
-        name: str,
-        recording: Recording,
-        makers: Mapping[int, int],
-        target: int,
-        given: Callable[[int], Tensor | None],
-        far: Callable[[Tensor], float],
-    ) -> Side:
-        leaves = {leaf.value: leaf.name for leaf in recording.leaves}
+    def _noises(self, mine: Region, theirs: Region) -> Iterator[float]:
+        """The roundoff of each weight or table that the programs do not share."""
+        aligned = self._aligned
+        for value in (*mine.leaves, *mine.edges):
+            yield aligned.noise_of(value)
+        for value in theirs.leaves:
+            yield roundoff(aligned.other.recording, value)
 
-        def named(value: int) -> str:
-            if value not in makers:
-                return leaves.get(value) or "a tensor"
-            operation = recording.operations[makers[value]]
-            place = "" if operation.source is None else f" ({operation.source.place})"
-            return f"{operation.kind.strip('_')}{place}"
+    def _far_from(self, target: Tensor, own: Tensor) -> Callable[[Tensor], float]:
+        """How far a result is from a value of the other program.
 
-        is_end = self._ends[0 if name == "B" else 1]
-        region = region_of(target, makers, recording.operations, is_end)
-        return Side(name, recording.operations, region, target, given, named, far)
-
-    def _far_from(self, target: Tensor) -> Callable[[Tensor], float]:
-        """How far a result is from a value of the other program, in any order of dimensions."""
+        It is laid out as the program's own value, if that is near; else in any way.
+        """
         size = _size(target)
 
+        def layouts(x: Tensor) -> list[Tensor]:
+            by_rows = self._aligned.laid_out(x, target)
+            return [*layouts_of(x, target), *([] if by_rows is None else [by_rows])]
+
+        nearest: int | None = None
+        if own.numel() == target.numel():
+            far_each = [distance(each, target) for each in layouts(own)]
+            if far_each and min(far_each) < NEAR:
+                nearest = far_each.index(min(far_each))
+
         def far(result: Tensor) -> float:
-            if result.numel() != target.numel() or result.dtype != target.dtype:
+            if result.shape != own.shape or result.dtype != target.dtype:
                 return 1.0
             if abs(_size(result) - size) > SIZES * size:
                 return 1.0
-            found = min((apart(each, target) for each in layouts_of(result, target)), default=1.0)
-            if found > EXACT:
-                laid = self._aligned.laid_out(result, target)
-                found = found if laid is None else min(found, apart(laid, target))
-            return found
+            if nearest is not None:
+                one = next(itertools.islice(layouts_of(result, target), nearest, None), None)
+                return apart(layouts(result)[-1] if one is None else one, target)
+            return min((apart(each, target) for each in layouts(result)), default=1.0)
 
         return far
 
     def _given(self, value: int) -> Tensor | None:
         """What a value of B holds for what follows: A's, where it was put right."""
-        x, added = self._aligned.values.get(value), self._aligned.corrections.get(value)
-        return x if x is None or added is None else x + added
+        aligned = self._aligned
+        return aligned.given.get(value, aligned.values.get(value))
 
     def _first_pair(self, budget: Budget) -> tuple[int, int] | None:
         """The first value of B, and one of A, whose difference is all of the difference."""
         mine, theirs = self.mine, self.theirs
-        run = RegionRun(mine.operations, mine.region, mine.given, budget)
-        now = run.run(mine.target)
-        before = 0.0 if now is None else mine.far(now)
-        if before <= EXACT:
+        run = mine.run(budget)
+        if run is None:
             return None
         others = [
             (value, x)
@@ -165,9 +184,24 @@ class Between:
                     continue
                 tried += 1
                 result = run.run(mine.target, instead={value: laid})
-                if result is not None and mine.far(result) <= max(EXACT, LEFT * before):
+                if result is not None and mine.far(result) <= mine.allowed:
                     return value, other
         return None
+
+
+def _names(recording: Recording, makers: Mapping[int, int]) -> Callable[[int], str]:
+    leaves = {leaf.value: leaf.name for leaf in recording.leaves}
+
+    def named(value: int) -> str:
+        if value not in makers:
+            return leaves.get(value) or "a tensor"
+        operation = recording.operations[makers[value]]
+        place = "" if operation.source is None else f" ({operation.source.place})"
+        made = [x for x in operation.made if x is not None]
+        which = f"result {made.index(value) + 1} of " if len(made) > 1 and value in made else ""
+        return f"{which}{operation.kind.strip('_')}{place}"
+
+    return named
 
 
 def _but_moved(is_end: IsEnd, makers: Mapping[int, int], recording: Recording) -> IsEnd:

@@ -17,14 +17,17 @@ from fxguard.matching._changes import (
     numbers_in,
     reading,
 )
+from fxguard.matching._layouts import apart
 from fxguard.matching._region import Budget, Region, RegionRun
 from fxguard.recording.recorded import Operation
 from fxguard.recording.replay import reads_of
 
-__all__ = ["Side", "Tried", "first_change"]
+__all__ = ["Side", "Tried", "first_change", "other_operand"]
 
 EXACT = 1e-9  # relative: nothing is left of a difference
-LEFT = 3e-3  # of the difference: so much may stay, of tables that were rounded
+SAME = 1e-7  # likewise: a region computes what it computed
+ROUNDINGS = 16.0  # units of roundoff, where weights or tables were rounded before they were read
+LEFT = 0.03  # of the difference: no more may stay
 MOST_OPERATIONS = 80  # of a region
 MOST_OPERANDS = 12  # of one shape, for each operand
 
@@ -38,6 +41,8 @@ class Side:
         operations: all of its operations.
         region: those that lead to the value that differs.
         target: that value.
+        own: what it holds.
+        noise: the roundoff of what the programs read there and do not share.
         given: what its values hold.
         named: how a value is called.
         far: how far a tensor in the place of the target is from what the other program has.
@@ -47,9 +52,24 @@ class Side:
     operations: Sequence[Operation]
     region: Region
     target: int
+    own: Tensor
+    noise: float
     given: Callable[[int], Tensor | None]
     named: Callable[[int], str]
     far: Callable[[Tensor], float]
+
+    @property
+    def allowed(self) -> float:
+        """How far two tensors may be apart that are the same."""
+        return max(EXACT, min(ROUNDINGS * self.noise, LEFT * self.far(self.own)))
+
+    def run(self, budget: Budget) -> RegionRun | None:
+        """The region, ready to run with a change; None if it does not run as it ran."""
+        run = RegionRun(self.operations, self.region, self.given, budget)
+        now = run.run(self.target)
+        if now is None or now.shape != self.own.shape or apart(now, self.own) > SAME:
+            return None
+        return run
 
     @property
     def numbered(self) -> list[tuple[int, Operation]]:
@@ -62,7 +82,9 @@ class Tried:
     """What was changed, and in which of the programs."""
 
     side: str
-    change: Change
+    text: str
+    operation: int | None = None
+    other: int | None = None  # the operation of the other program that has it so
 
 
 def first_change(mine: Side, other: Side, budget: Budget) -> Tried | None:
@@ -73,28 +95,31 @@ def first_change(mine: Side, other: Side, budget: Budget) -> Tried | None:
         other: the other one.
         budget: how much may be computed.
     """
-    for side, others, kinds in (
-        (mine, other, (_theirs,)),
-        (other, mine, (_left_out,)),
-        (mine, other, (_left_out, _forms, _numbers)),
-        (other, mine, (_forms, _numbers)),
-        (mine, other, (_operands,)),
-        (other, mine, (_operands,)),
+    for side, others, kind in (
+        (mine, other, _theirs),
+        (other, mine, _left_out),
+        (mine, other, _left_out),
+        (mine, other, _forms),
+        (mine, other, _numbers),
+        (other, mine, _forms),
+        (other, mine, _numbers),
     ):
-        for kind in kinds:
-            found = _first(side, others, kind(side, others), budget)
-            if found is not None:
-                return Tried(side.name, found)
+        found = _first(side, others, kind(side, others), budget)
+        if found is not None:
+            return found
     return None
 
 
-def _first(side: Side, other: Side, changes: Iterable[Change], budget: Budget) -> Change | None:
+def other_operand(mine: Side, other: Side, budget: Budget) -> Tried | None:
+    """The first other value that an operation may read; None if none takes a difference away."""
+    return _first(mine, other, _operands(mine, other), budget)
+
+
+def _first(side: Side, other: Side, changes: Iterable[Change], budget: Budget) -> Tried | None:
     if len(side.region.operations) > MOST_OPERATIONS:
         return None
-    run = RegionRun(side.operations, side.region, side.given, budget)
-    now = run.run(side.target)
-    before = None if now is None else _far(side, now)
-    if before is None or before <= EXACT:
+    run, allowed = side.run(budget), side.allowed
+    if run is None:
         return None
     best: tuple[float, Change] | None = None
     for change in changes:
@@ -103,13 +128,15 @@ def _first(side: Side, other: Side, changes: Iterable[Change], budget: Budget) -
         for at in run.twins(change.operation):
             x = run.run(side.target, at=at, call=change.call)
             far = None if x is None else _far(side, x)
-            if far is not None and far <= max(EXACT, LEFT * before):
+            if far is not None and far <= allowed:
                 if best is None or far < best[0]:
                     best = far, change
                 break
         if best is not None and best[0] <= EXACT:
             break
-    return None if best is None else best[1]
+    if best is None:
+        return None
+    return Tried(side.name, best[1].text, best[1].operation, best[1].other)
 
 
 def _far(side: Side, x: Tensor) -> float | None:

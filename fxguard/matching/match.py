@@ -177,7 +177,7 @@ def _in_words(tried: Tried | None) -> str:
     if tried is None:
         return ""
     other = "A" if tried.side == "B" else "B"
-    return f"{tried.change.text}, {tried.side} computes what {other} does"
+    return f"{tried.side} {tried.text} computes what {other} does there"
 
 
 def _side(operations: Sequence[Operation], number: int | None) -> OneSide | None:
