@@ -163,21 +163,31 @@ class Alignment:
             most[0] = max(mine, self._noise_of_theirs(theirs))
             return _tolerance(most[0])
 
-        found = self.other.index.find(x, tolerance)
+        found = self.other.index.find(x, tolerance, self._at_most(mine))
         if found is None:
             return
         self.same[value] = found.values
         self._see(found.values)
-        if most[0] and found.same is not None and found.same.shape == x.shape:
-            self._put(value, found.same)
+        if found.same is not None and found.same.shape == x.shape:
+            if most[0]:
+                self._put(value, found.same)
+            else:
+                self._noise.pop(value, None)
 
     def _see(self, theirs: Iterable[int]) -> None:
         for value in theirs:
             self.seen.setdefault(value, self._at)
 
+    def _at_most(self, mine: float) -> Callable[[int], float]:
+        """The tolerance of a value of the other program, if this one shared nothing behind it."""
+        noise = self.other.noise_behind
+        return lambda theirs: _tolerance(max(mine, noise.get(theirs, 0.0)))
+
     def _noise_of_theirs(self, value: int) -> float:
         """The noise in a value of the other program that no value of this one shares."""
         other, most, left, known = self.other, 0.0, [value], set[int]()
+        if not other.noise_behind.get(value, 0.0):
+            return 0.0
         while left:
             at = left.pop()
             if at in known or at in self.seen:
@@ -186,7 +196,7 @@ class Alignment:
             most = max(most, other.noise.get(at, 0.0))
             number = -1 - at if at < 0 else other.made_by.get(at)
             if number is not None:
-                left += [ref.value for ref in reads_of(other.recording.operations[number])]
+                left += other.reads[number]
         return most
 
     def _put(self, value: int, instead: Tensor) -> None:

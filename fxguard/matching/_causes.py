@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fxguard.matching._alignment import Alignment, Mismatch
+from fxguard.matching._by_weights import other_weights
 from fxguard.matching._exact import inside, made_by
-from fxguard.matching._layouts import apart, distance, nearest_layout
+from fxguard.matching._layouts import distance, nearest_layout
 from fxguard.matching._numbers import unlike_numbers
 from fxguard.matching._region import Budget, Region, region_of
 from fxguard.matching._sides import Between, ends_of
@@ -21,8 +22,6 @@ from fxguard.recording.replay import reads_of
 __all__ = ["Cause", "causes_of"]
 
 RELATED = 1.2  # a distance: unrelated values are at 1.4
-MOST_NAMED = 2  # weights
-OTHER_ORDER = 1e-3  # relative: of a weight whose elements are in another order
 MOST = 200  # values of each side that are compared with those of the other
 LARGEST = 2**20  # elements of one that is
 TRIED = 4  # causes for which a change is looked for
@@ -65,11 +64,17 @@ def causes_of(aligned: Alignment, mismatches: Iterable[Mismatch]) -> list[Cause]
 
 def _try(aligned: Alignment, cause: Cause, budget: Budget) -> None:
     """Look for one change behind which the programs compute the same there."""
-    if _is_by_weights(aligned, cause, budget):
-        return
     around = list(Between.at(aligned, cause.mismatches[0]).narrowed(budget))
-    for search, between in itertools.product((first_change, other_operand), around):
-        found = search(between.mine, between.theirs, budget)
+    cause.tried = other_weights(aligned, around[-1], budget)
+    if cause.tried is not None:
+        return
+    if cause.leaf is not None and len(aligned.twins[cause.leaf.value].of) == 1:
+        cause.leaf = None  # not for it: a norm may be in the weights, say
+    changes = (
+        first_change(each.mine, each.theirs, budget, leaves_out=each.is_all) for each in around
+    )
+    operands = (other_operand(each.mine, each.theirs, budget) for each in around if each.is_all)
+    for found in itertools.chain(changes, operands):
         if found is None:
             continue
         cause.tried = found
@@ -79,36 +84,6 @@ def _try(aligned: Alignment, cause: Cause, budget: Budget) -> None:
         cause.mine = cause.mine if mine is None else mine
         cause.theirs = cause.theirs if theirs is None else theirs
         return
-
-
-def _is_by_weights(aligned: Alignment, cause: Cause, budget: Budget) -> bool:
-    """Whether the programs compute the same there with A's weights in both; it is noted then."""
-    *_, between = Between.at(aligned, cause.mismatches[0]).narrowed(Budget(0))
-    side = between.mine
-    run = side.run(budget)
-    instead = {}
-    for value in (*side.region.leaves, *side.region.edges):
-        twin, mine = aligned.twins.get(value), aligned.values.get(value)
-        if twin is None:
-            continue
-        theirs = aligned.other.values.get(twin.of[0])
-        if theirs is None or mine is None or theirs.shape != mine.shape:
-            continue
-        if not twin.is_whole or apart(theirs, mine) > OTHER_ORDER:
-            instead[value] = theirs
-    if run is None or not instead:
-        return cause.leaf is not None
-    after = run.run(side.target, instead=instead)
-    if after is None or side.far(after) > side.allowed:
-        cause.leaf = None  # as where a norm is in the weights
-        return False
-    names = {leaf.value: leaf for leaf in aligned.recording.leaves}
-    cause.leaf = cause.leaf or names[next(iter(instead))]
-    of = {leaf.value: leaf.name for leaf in aligned.other.recording.leaves}
-    pairs = [f"{of[aligned.twins[v].of[0]]} of A in place of {names[v].name}" for v in instead]
-    more = f" and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else ""
-    cause.tried = Tried("B", f"with {' and '.join(pairs[:MOST_NAMED])}{more}")
-    return True
 
 
 def _merge(found: dict[object, Cause], cause: Cause, key: object) -> None:

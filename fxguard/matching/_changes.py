@@ -115,7 +115,7 @@ def numbers(
         if name not in NUMBERS or isinstance(x, bool):
             continue
         if x is None and name in ("eps", "scale"):
-            wanted = [*theirs, *of_sizes]
+            wanted = [1.0, *theirs, *of_sizes]
         elif isinstance(x, float):
             near = [1 / x, x * x, abs(x) ** 0.5, 2 * x, x / 2, -x, 1.0] if x else [1.0]
             near += [-math.inf, -1e4] if x < 0 else []

@@ -21,6 +21,7 @@ __all__ = [
     "exact_of",
     "inside",
     "is_kept",
+    "is_relabeling",
     "made_by",
     "note_weights",
     "operands",
@@ -45,6 +46,8 @@ class Exact:
     parts: dict[int, list[Tensor]] = field(default_factory=dict)  # inside fused operations
     not_run: dict[str, str] = field(default_factory=dict)
     noise: dict[int, float] = field(default_factory=dict)  # of what was rounded before it was read
+    reads: list[list[int]] = field(default_factory=list)  # of each operation
+    noise_behind: dict[int, float] = field(default_factory=dict)  # the most of all that leads to it
 
 
 def exact_of(recording: Recording) -> Exact:
@@ -59,7 +62,9 @@ def exact_of(recording: Recording) -> Exact:
             found.weights_in[leaf.value] = frozenset([leaf.value])
         if leaf.kind in ("buffer", "other"):
             found.noise[leaf.value] = roundoff(recording, leaf.value)
+    found.noise_behind = dict(found.noise)
     for number, operation in enumerate(recording.operations):
+        found.reads.append([ref.value for ref in reads_of(operation)])
         note_weights(found.weights_in, operation)
         for weight in weights_read(found.weights_in, operation):
             found.readers[weight].append(number)
@@ -72,10 +77,19 @@ def exact_of(recording: Recording) -> Exact:
                 found.index.add(value, found.values[value])
             if value in replay.told:
                 found.noise[value] = roundoff(recording, value)
+        _note_noise(found, operation, number)
         for part in parts:
             found.index.add(inside(number), part)
     found.not_run = replay.not_run
     return found
+
+
+def _note_noise(found: Exact, operation: Operation, number: int) -> None:
+    known = found.noise_behind
+    behind = max((known.get(value, 0.0) for value in found.reads[number]), default=0.0)
+    known[inside(number)] = behind
+    for value in made_by(operation):
+        known[value] = max(behind, found.noise.get(value, 0.0))
 
 
 def parts_of_next(replay: Replay, operation: Operation) -> list[Tensor]:
@@ -104,7 +118,7 @@ def made_by(operation: Operation) -> Iterator[int]:
     yield from (now for _, now in operation.written if now not in operation.made)
 
 
-def _is_relabeling(operation: Operation) -> bool:
+def is_relabeling(operation: Operation) -> bool:
     overload = operation_named(operation.name)
     return operation.kind in ("_to_copy", "clone", "cat", "detach", "t", "lift_fresh") or (
         overload is not None and is_view(overload)
@@ -112,7 +126,7 @@ def _is_relabeling(operation: Operation) -> bool:
 
 
 def note_weights(known: dict[int, frozenset[int]], operation: Operation) -> None:
-    if not _is_relabeling(operation):
+    if not is_relabeling(operation):
         return
     reads = [ref.value for ref in reads_of(operation)]
     if reads and all(x in known for x in reads):
@@ -122,7 +136,7 @@ def note_weights(known: dict[int, frozenset[int]], operation: Operation) -> None
 
 def weights_read(known: dict[int, frozenset[int]], operation: Operation) -> frozenset[int]:
     """The weights that an operation computes with."""
-    if _is_relabeling(operation):
+    if is_relabeling(operation):
         return frozenset()
     return frozenset().union(*(known.get(ref.value, frozenset()) for ref in reads_of(operation)))
 

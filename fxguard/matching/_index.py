@@ -15,6 +15,7 @@ from fxguard.recording.recorded import Numbers, numbers_of
 __all__ = ["Found", "Index"]
 
 COARSE = 4e-2  # relative: what is further apart is not looked at
+ROUNDINGS = 1e-9  # relative, of float64: so near are values whatever else is allowed
 SMALL = 2**20  # elements: halves of larger values are not looked for
 
 
@@ -54,26 +55,37 @@ class Index:
         self._rows[count].append(numbers_of(tensor))
         self._tables.pop(count, None)
 
-    def find(self, tensor: Tensor, tolerance: Callable[[int], float]) -> Found | None:
+    def find(
+        self,
+        tensor: Tensor,
+        tolerance: Callable[[int], float],
+        at_most: Callable[[int], float] | None = None,
+    ) -> Found | None:
         """Where a value is: with the same elements, in any order of dimensions or in any order.
 
         Args:
             tensor: what is searched for.
             tolerance: of differences from a value, relative to the largest magnitude.
+            at_most: a bound of it that is known at once.
         """
-        found = self._find(tensor, tolerance)
+        found = self._find(tensor, tolerance, at_most or tolerance)
         if found is not None:
             return found
         core = core_of(tensor)
         if core.numel() != tensor.numel():
-            found = self._find(core, tolerance)
+            found = self._find(core, tolerance, at_most or tolerance)
         if found is None:
             mask = mask_of(core)
             for each in () if mask is None else (mask, ~mask):
-                found = found or self._find(each, lambda value: 0.0)
+                found = found or self._find(each, _nothing, _nothing)
         return None if found is None else Found(found.values, None)
 
-    def _find(self, tensor: Tensor, tolerance: Callable[[int], float]) -> Found | None:
+    def _find(
+        self,
+        tensor: Tensor,
+        tolerance: Callable[[int], float],
+        at_most: Callable[[int], float],
+    ) -> Found | None:
         count = tensor.numel()
         if not count or count not in self._entries:
             return None
@@ -87,6 +99,13 @@ class Index:
             value, other = entries[at]
             if other.dtype.is_complex != tensor.dtype.is_complex:
                 continue
+            if float(far[at]) > max(4 * at_most(value), 1e-12):
+                continue
+            if same is None and far[at] <= 4 * ROUNDINGS <= at_most(value) * 4:
+                same = in_layout_of(other, tensor, ROUNDINGS)
+                if same is not None:
+                    values.append(value)
+                    continue
             allowed = tolerance(value)
             if float(far[at]) > max(4 * allowed, 1e-12):
                 continue
@@ -107,3 +126,7 @@ class Index:
         scale = torch.stack([mine[1], mine[1], mine[2], mine[3]])
         far = (table[:, :4] - mine[:4]).abs() / torch.where(scale > 0, scale, 1.0)
         return torch.where(table[:, 4] == mine[4], far.amax(1), torch.inf)
+
+
+def _nothing(value: int) -> float:
+    return 0.0

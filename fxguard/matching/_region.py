@@ -96,6 +96,7 @@ class RegionRun:
         self.operations, self.region = operations, region
         self._given, self._budget = given, budget
         self._writes = any(operations[at].written for at in region.operations)
+        self._read = {x.value for at in region.operations for x in reads_of(operations[at])}
         self._base: dict[int, Tensor] = {}  # of a run without a change, where nothing is written
 
     def twins(self, at: int) -> list[tuple[int, ...]]:
@@ -174,7 +175,7 @@ class RegionRun:
         results = trees.tree_leaves(result)
         for value, tensor in zip(operation.made, results, strict=True):
             if value is not None:
-                if call is not None:
+                if call is not None and value in self._read:
                     self._refuse_another_form(value, tensor)
                 self._budget.left -= tensor.numel()
                 now[value] = kept.get(value, tensor)
@@ -191,4 +192,4 @@ class RegionRun:
         for value in made_by(operation):
             held = self._given(value)
             if held is not None:
-                now.setdefault(value, held)
+                now.setdefault(value, held.clone() if self._writes else held)

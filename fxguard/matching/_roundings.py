@@ -7,6 +7,7 @@ the outputs itself: their component along it.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fxguard.forgiving import theirs
 from fxguard.matching._alignment import Alignment
-from fxguard.matching._exact import made_by
+from fxguard.matching._exact import is_relabeling, made_by
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.recording.recorded import Operation, Recording
-from fxguard.recording.replay import Replay, is_view, operation_named, wide
+from fxguard.recording.replay import Replay, is_view, operation_named, reads_of, wide
 from fxguard.report.run_comparison import OneSide, RoundingShare
 
 __all__ = ["shares_of"]
@@ -45,8 +46,8 @@ def shares_of(aligned: Alignment, a: Recording, b: Recording) -> list[RoundingSh
     if not along_a:
         return []
     lines: list[tuple[Literal["A", "B"], _Line]] = []
-    lines += [("A", line) for line in _lines(a, along_a)]
-    lines += [("B", line) for line in _lines(b, along_b)]
+    lines += [("A", line) for line in _lines(a, along_a, {})]
+    lines += [("B", line) for line in _lines(b, along_b, _of_tables(aligned))]
     whole = sum(line.adds**2 for _, line in lines)
     if not whole:
         return []
@@ -84,11 +85,43 @@ def _directions(
     return along_a, along_b
 
 
-def _lines(recording: Recording, along: Mapping[int, Tensor]) -> Iterator[_Line]:
+def _of_tables(aligned: Alignment) -> dict[int, Tensor]:
+    """What B's tables and constants, which no operation made, are off from A's."""
+    recording = aligned.recording
+    found = {}
+    for leaf in recording.leaves:
+        mine, given = aligned.values.get(leaf.value), aligned.given.get(leaf.value)
+        if mine is not None and given is not None and mine.is_floating_point():
+            own = torch.nan_to_num(mine - given, nan=0.0, posinf=0.0, neginf=0.0)
+            if bool(own.any()):
+                found[leaf.value] = own
+    return found
+
+
+def _reader_of(recording: Recording, value: int) -> Operation | None:
+    """The first operation that computes with a value."""
+    known = {value}
+    for operation in recording.operations:
+        if known.isdisjoint(ref.value for ref in reads_of(operation)):
+            continue
+        if not is_relabeling(operation):
+            return operation
+        known.update(made_by(operation))
+    return None
+
+
+def _lines(
+    recording: Recording, along: Mapping[int, Tensor], tables: Mapping[int, Tensor]
+) -> Iterator[_Line]:
     adjoints = _adjoints(recording, along)
     found: dict[object, _Line] = {}
     of_dtype: dict[object, float] = defaultdict(float)
-    for operation, value, own in _own_errors(recording):
+    of_tables = (
+        (reader, value, own)
+        for value, own in tables.items()
+        if (reader := _reader_of(recording, value)) is not None
+    )
+    for operation, value, own in itertools.chain(of_tables, _own_errors(recording)):
         adjoint = adjoints.get(value)
         if adjoint is None:
             continue
@@ -130,11 +163,19 @@ def _adjoints(recording: Recording, along: Mapping[int, Tensor]) -> dict[int, Te
     """The gradient of the component of outputs along a direction, for each value."""
     replay = Replay(recording, differentiable=True)
     edges: dict[int, GradientEdge] = {}
+    for leaf in recording.leaves:
+        x = replay.now.get(leaf.value)
+        if x is not None and x.requires_grad:
+            edges[leaf.value] = get_gradient_edge(x)
     for operation in recording.operations:
         replay.run(operation)
         for value in made_by(operation):
             x = replay.now.get(value)
-            if x is not None and x.requires_grad and x.is_floating_point():
+            if x is None or not x.is_floating_point():
+                continue
+            if not x.requires_grad and x.is_leaf and not x._is_view():  # a table that it makes
+                x = replay.now[value] = x.requires_grad_().clone()
+            if x.requires_grad:
                 edges[value] = get_gradient_edge(x)
     number = sum((replay.now[value] * along[value]).sum() for value in along)
     if not isinstance(number, Tensor) or not number.requires_grad:

@@ -27,7 +27,8 @@ MOVES = frozenset(
         *("repeat_interleave", "roll", "stack"),
     ]
 )
-PAIRS = 300  # values of both programs that are tried for one another
+PAIRS = 120  # values of both programs that are tried for one another
+NEAREST = 3  # values of A that are tried for one of B
 LARGEST = 2**20  # elements of these
 UNRELATED = 1.3  # a distance
 NEAR = 0.5  # likewise: so near are values in the same layout only
@@ -54,11 +55,18 @@ class Between:
         aligned: both programs.
         ends: whether a value of B, and one of A, is in both of them.
         pair: a value of B, and what A has in its place.
+        is_all: whether nothing else makes the difference that was found.
     """
 
     def __init__(
-        self, aligned: Alignment, ends: tuple[IsEnd, IsEnd], pair: tuple[int, int]
+        self,
+        aligned: Alignment,
+        ends: tuple[IsEnd, IsEnd],
+        pair: tuple[int, int],
+        *,
+        is_all: bool = True,
     ) -> None:
+        self.is_all = is_all
         self._aligned, self._ends, self._pair = aligned, ends, pair
         other = aligned.other
         x, y = aligned.values[pair[0]], other.values[pair[1]]
@@ -101,10 +109,12 @@ class Between:
         Each once more with what only moved elements in front of it: values are looked for in any
         order of their elements, and it may be the order that differs.
         """
-        found = self._first_pair(budget)
-        for pair in (self._pair,) if found is None else (found, self._pair):
-            yield Between(self._aligned, self._ends, pair)
-            yield Between(self._aligned, self._ends_behind_moves(), pair)
+        found, is_all = self._first_pair(budget)
+        if found is not None:
+            yield Between(self._aligned, self._ends, found, is_all=is_all)
+            yield Between(self._aligned, self._ends_behind_moves(), found, is_all=is_all)
+        yield self
+        yield Between(self._aligned, self._ends_behind_moves(), self._pair)
 
     def _ends_behind_moves(self) -> tuple[IsEnd, IsEnd]:
         """Likewise ends, but for values that an operation made that moves elements."""
@@ -156,12 +166,15 @@ class Between:
         aligned = self._aligned
         return aligned.given.get(value, aligned.values.get(value))
 
-    def _first_pair(self, budget: Budget) -> tuple[int, int] | None:
-        """The first value of B, and one of A, whose difference is all of the difference."""
+    def _first_pair(self, budget: Budget) -> tuple[tuple[int, int] | None, bool]:
+        """The first value of B, and one of A, whose difference is all of the difference.
+
+        If there is none, as where a line runs in many places, the first that are alike.
+        """
         mine, theirs = self.mine, self.theirs
         run = mine.run(budget)
         if run is None:
-            return None
+            return None, True
         others = [
             (value, x)
             for at in theirs.region.operations
@@ -171,22 +184,33 @@ class Between:
             and (x := theirs.given(value)) is not None
             and 1 < x.numel() <= LARGEST
         ]
-        tried = 0
+        tried, alike = 0, None
         for _, value in run.made():
             x = mine.given(value)
             if x is None or value == mine.target or self._ends[0](value):
                 continue
-            for other, y in others:
-                if y.numel() != x.numel() or y.dtype != x.dtype or tried >= PAIRS:
-                    continue
-                laid = nearest_layout(y, x)
-                if laid is None or distance(laid, x) > UNRELATED:
-                    continue
+            for other, laid in _nearest(x, others):
+                if tried == PAIRS or budget.is_spent:
+                    return alike, False
                 tried += 1
+                alike = alike or (value, other)
                 result = run.run(mine.target, instead={value: laid})
                 if result is not None and mine.far(result) <= mine.allowed:
-                    return value, other
-        return None
+                    return (value, other), True
+        return alike, False
+
+
+def _nearest(x: Tensor, others: list[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+    """The values of the other program that are like a value, in its layout; the nearest first."""
+    found = []
+    for other, y in others:
+        if y.numel() == x.numel() and y.dtype == x.dtype:
+            laid = nearest_layout(y, x)
+            far = UNRELATED if laid is None else distance(laid, x)
+            if laid is not None and far < UNRELATED:
+                found.append((far, other, laid))
+    found.sort(key=lambda each: each[0])
+    return ((other, laid) for _, other, laid in found[:NEAREST])
 
 
 def _names(recording: Recording, makers: Mapping[int, int]) -> Callable[[int], str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fxguard.forgiving import theirs
@@ -67,9 +68,11 @@ class Side:
         """The region, ready to run with a change; None if it does not run as it ran."""
         run = RegionRun(self.operations, self.region, self.given, budget)
         now = run.run(self.target)
-        if now is None or now.shape != self.own.shape or apart(now, self.own) > SAME:
+        if now is None or now.shape != self.own.shape:
             return None
-        return run
+        are_nan = torch.isnan(now) & torch.isnan(self.own)
+        now, own = (torch.where(are_nan, 0, each) for each in (now, self.own))
+        return run if apart(now, own) <= SAME else None
 
     @property
     def numbered(self) -> list[tuple[int, Operation]]:
@@ -87,13 +90,16 @@ class Tried:
     other: int | None = None  # the operation of the other program that has it so
 
 
-def first_change(mine: Side, other: Side, budget: Budget) -> Tried | None:
+def first_change(
+    mine: Side, other: Side, budget: Budget, *, leaves_out: bool = True
+) -> Tried | None:
     """The first change of one operation that takes a difference away; None if none does.
 
     Args:
         mine: the program that is searched first.
         other: the other one.
         budget: how much may be computed.
+        leaves_out: whether an operation may be left out.
     """
     for side, others, kind in (
         (mine, other, _theirs),
@@ -104,6 +110,8 @@ def first_change(mine: Side, other: Side, budget: Budget) -> Tried | None:
         (other, mine, _forms),
         (other, mine, _numbers),
     ):
+        if kind is _left_out and not leaves_out:
+            continue
         found = _first(side, others, kind(side, others), budget)
         if found is not None:
             return found
@@ -158,9 +166,10 @@ def _theirs(side: Side, other: Side) -> Iterator[Change]:
 
 def _numbers(side: Side, other: Side) -> Iterator[Change]:
     theirs = numbers_in(other.numbered)
+    last = {shape[-1] for _, x in other.numbered for shape in _shapes(other, x) if shape}
     for at, operation in side.numbered:
         sizes = [n for shape in _shapes(side, operation) for n in shape]
-        yield from numbers(at, operation, sizes, theirs)
+        yield from numbers(at, operation, [*sizes, *last], theirs)
 
 
 def _forms(side: Side, other: Side) -> Iterator[Change]:

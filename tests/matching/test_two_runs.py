@@ -22,17 +22,26 @@ needs("safetensors")
 
 FILE = Path(inspect.getfile(two_engines))
 A_NORM, A_ATTENTION = "# the norm of A", "# attention of A"
-# For a fault what stands in the line of B, and in that of A; "" for whatever is named there.
+# For a fault what stands in the line of B, and in that of A; "" for whatever is named there. And
+# the change that was tried.
 FAULTS = {
-    "eps": ("# norm of B", A_NORM),
-    "scale": ("# scale of B", A_ATTENTION),
-    "no scale": ("", A_ATTENTION),
-    "mask": ("# mask of B", A_ATTENTION),
-    "dropout": ("", A_ATTENTION),
-    "activation": ("# activation of B", "functional.silu(self.gate(h))"),
-    "halves": ("# gate of B", "functional.silu(self.gate(h))"),
-    "position": ("clamp(max=", "self.positions(torch.arange"),
-    "weight": ("self.w2.t()", "self.down("),
+    "eps": ("# norm of B", A_NORM, "B with 1e-06 in place of 1e-05"),
+    "scale": ("# scale of B", A_ATTENTION, "B with 0.353553 in place of 0.3"),
+    "no scale": ("", A_ATTENTION, "A with scale 1 in place of its default"),
+    "mask": ("# mask of B", A_ATTENTION, "B with 1 in place of 2"),
+    "dropout": ("# dropout of B", A_ATTENTION, "B without this mul"),
+    "activation": (
+        "# activation of B",
+        "functional.silu(self.gate(h))",
+        "B with silu in place of gelu",
+    ),
+    "halves": ("# gate of B", "functional.silu(self.gate(h))", "B reading result 1 of split"),
+    "position": ("clamp(max=", "self.positions(torch.arange", "B without this clamp"),
+    "weight": (
+        "self.w2.t()",
+        "self.down(",
+        "B with layers.1.down.weight of A in place of blocks.1.w2",
+    ),
 }
 
 
@@ -70,13 +79,15 @@ def test_a_fault_is_named_on_both_sides(fault: str, reference: Reference, tmp_pa
     assert first is not None
     assert first.share is not None
     assert first.share > 0.9, found
-    sides = (first.b, first.a)
-    for side, text in zip(sides, FAULTS[fault], strict=True):
+    *texts, tried = FAULTS[fault]
+    for side, text in zip((first.b, first.a), texts, strict=True):
         assert side is not None
         assert side.source is not None
         assert side.source.file == str(FILE)
         assert text in side.source.code, found
     assert f"{FILE.name}:" in "\n".join(found.verdict[:4])
+    assert first.tried.startswith(tried), first.tried
+    assert f"     tried: {first.tried}" in found.verdict
 
 
 def test_what_is_unlike_is_said(reference: Reference, tmp_path: Path) -> None:
