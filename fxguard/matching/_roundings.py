@@ -159,6 +159,7 @@ def _own_errors(recording: Recording) -> Iterator[tuple[Operation, int, Tensor]]
         replay.told.clear()  # operands are those of the run
 
 
+@torch.enable_grad()
 def _adjoints(recording: Recording, along: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """The gradient of the component of outputs along a direction, for each value."""
     replay = Replay(recording, differentiable=True)

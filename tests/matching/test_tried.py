@@ -203,11 +203,11 @@ def test_a_number_that_was_rounded_before_it_is_read(where: str) -> None:
     """No weight leads to it, and no operation of the batch may have rounded it."""
 
     def scaled(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        constant = torch.tensor(0.3, dtype=dtype).float()
+        constant = torch.tensor(0.3, dtype=dtype)
 
         def between(x: Tensor) -> Tensor:
             if where == "constant":
-                return x * constant
+                return x * constant.float()
             return x * torch.arange(1.0, 1.0 + WIDTH).log().to(dtype).float()
 
         return between
