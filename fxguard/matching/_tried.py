@@ -12,12 +12,12 @@ from fxguard.forgiving import theirs
 from fxguard.matching._changes import (
     Change,
     arguments_of_others,
-    forms,
     left_out,
     numbers,
     numbers_in,
     reading,
 )
+from fxguard.matching._forms import forms
 from fxguard.matching._layouts import apart
 from fxguard.matching._region import Budget, Region, RegionRun
 from fxguard.recording.recorded import Operation
