@@ -1,4 +1,4 @@
-"""The first step of a script: its models as they were before it, what they got, and their loss."""
+"""The first step of a script, or some: its models as they were, what they got, and their loss."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from fxguard.capture.dynamo import leave_to_python
 from fxguard.cli._loss_of_step import LossOfStep
 from fxguard.cli._session import write
 from fxguard.errors import FxguardError
-from fxguard.graph.random_state import RandomState
+from fxguard.graph.random_state import RandomState, random_state_kept
 from fxguard.graph.wide_form import is_float
 from fxguard.install.instrumented import unwrapped
 from fxguard.report.error_budget import ErrorBudget
@@ -35,7 +35,7 @@ Found = Forecast | ErrorBudget | RecordedStep
 
 @dataclass(eq=False)
 class Call:
-    """The first call of a model, as it was before it ran."""
+    """The first call of a model in a step, as it was before it ran."""
 
     module: Module
     args: tuple[Any, ...]
@@ -43,6 +43,7 @@ class Call:
     training: dict[str, bool]  # of each module
     buffers: dict[str, Tensor]
     random_state: RandomState
+    step: int  # from 0
     output: Any = None  # what it returned
     outputs: int = 0  # floating-point tensors in it
     gradients: dict[int, Tensor] = field(default_factory=dict)  # of these, by position
@@ -66,16 +67,18 @@ class FirstStep:
     """Runs a script up to the end of its first backward, looks at its models, and ends it.
 
     Each outermost module with weights or buffers is looked at, as it was at its first call. Without
-    a backward, the script stops at the second call of a module, or at its own end.
+    a backward, a step ends at the second call of a module, or at the script's end.
 
     Args:
         look: makes a record of a call.
         report: a file to write the record to: a page if its name ends in .html, JSON if it ends
             in .json, else text. The file of a second model has a number in its name.
         loss: notes how the script computes its loss; None if nobody asks for that.
+        steps: the numbers of the steps to look at, from 0. The script ends with the last of them.
 
     Attributes:
         found: the records.
+        ended: how many steps the script has made, none of which was the last one of these.
     """
 
     def __init__(
@@ -83,12 +86,15 @@ class FirstStep:
         look: Callable[[Call], Found],
         report: Path | None = None,
         loss: LossOfStep | None = None,
+        steps: Collection[int] = (0,),
     ) -> None:
         self.look = look
         self.report = report
         self.found: list[Found] = []
+        self.ended = 0
         self._loss = loss
-        self._calls: dict[int, Call] = {}
+        self._steps = frozenset(steps)
+        self._calls: dict[int, Call | None] = {}  # None in a step that is not looked at
         self._local = threading.local()
 
     @contextlib.contextmanager
@@ -98,7 +104,7 @@ class FirstStep:
         Module.__call__ = self._make_call(call)  # type: ignore[method-assign]
 
         def backward_and_end(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._loss is not None:
+            if self._loss is not None and self.ended in self._steps:
                 self._loss.ends_with(tensors)
             backward(tensors, *args, **kwargs)  # type: ignore[no-untyped-call]
             if self._calls:
@@ -123,6 +129,9 @@ class FirstStep:
                 self._end()
             self._local.inside = True
             try:
+                if self.ended not in self._steps:
+                    self._calls[id(target)] = None
+                    return original(module, *args, **kwargs)
                 entered = self._entered(target, args, kwargs)
                 with contextlib.nullcontext() if self._loss is None else self._loss.paused():
                     output = original(module, *args, **kwargs)
@@ -146,6 +155,7 @@ class FirstStep:
             {name: part.training for name, part in target.named_modules()},
             {name: x.detach().clone() for name, x in target.named_buffers()},
             RandomState.now((args, kwargs)),
+            self.ended,
         )
 
     def _listen(self, entered: Call, output: Any) -> None:
@@ -161,21 +171,32 @@ class FirstStep:
 
                 leaf.register_hook(keep)
 
-    def _end(self) -> NoReturn:
-        """Print what is found of each model, and end the script."""
-        calls, self._calls = list(self._calls.values()), {}
+    def _end(self) -> None:
+        """Print what is found of each model, and end the script if this was the last step."""
+        calls, self._calls = [x for x in self._calls.values() if x is not None], {}
+        if calls:
+            self._look_at_all(calls)
+        if self.ended >= max(self._steps):
+            sys.exit(0)
+        self.ended += 1
+        if self._loss is not None:
+            self._loss.restart()
+
+    def _look_at_all(self, calls: list[Call]) -> None:
+        inside = getattr(self._local, "inside", False)
         self._local.inside = True  # what follows is not part of the script
         with contextlib.ExitStack() as outside:
+            outside.callback(setattr, self._local, "inside", inside)
+            outside.enter_context(random_state_kept([(x.args, x.kwargs) for x in calls]))
             if self._loss is not None:
                 outside.enter_context(self._loss.paused())
             outside.enter_context(torch.inference_mode(False))
             for device in ("cpu", "cuda"):
                 outside.enter_context(torch.autocast(device, enabled=False))
-            for number, each in enumerate(calls, 1):
-                self._look_at(each, number)
-        sys.exit(0)
+            for each in calls:
+                self._look_at(each)
 
-    def _look_at(self, call: Call, number: int) -> None:
+    def _look_at(self, call: Call) -> None:
         name = type(call.module).__name__
         if self._loss is not None:
             call.loss = self._loss.of(call.output)
@@ -187,5 +208,5 @@ class FirstStep:
         print(f"{name}: {found}", flush=True)
         self.found.append(found)
         if self.report is not None:
-            more = "" if number == 1 else f"-{number}"
+            more = "" if len(self.found) == 1 else f"-{len(self.found)}"
             write(found, self.report.with_stem(self.report.stem + more))

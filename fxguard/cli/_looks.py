@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -48,20 +50,26 @@ def error_budget(dtype: str, report: Path | None) -> FirstStep:
     return FirstStep(look, report, LossOfStep())
 
 
-def record(folder: Path, report: Path | None) -> FirstStep:
+def record(folder: Path, report: Path | None, batches: Sequence[int]) -> FirstStep:
     """Writes what each model computed into a folder; that of a second model has a number.
+
+    Args:
+        folder: for the record; if there are several batches, for one folder each, ``batch-0``.
+        report: likewise as elsewhere.
+        batches: the numbers of steps, from 0.
 
     Raises:
         FxguardError: if something is at the path already, or safetensors is not installed.
     """
     need_safetensors()
     refuse_to_overwrite(folder)
-    count = 0
+    counts = Counter[int]()
 
     def look(call: Call) -> RecordedStep:
-        nonlocal count
-        count += 1
-        path = folder if count == 1 else folder.with_name(f"{folder.name}-{count}")
+        counts[call.step] += 1
+        path = folder if len(batches) == 1 else folder / f"batch-{call.step}"
+        if counts[call.step] > 1:
+            path = path.with_name(f"{path.name}-{counts[call.step]}")
         args, kwargs = trees.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
         found, _ = recorded(call.model(), args, kwargs, MAX_BYTES, of=call.loss)
         write_folder(found, path)
@@ -73,4 +81,4 @@ def record(folder: Path, report: Path | None) -> FirstStep:
             "" if call.loss is None else "the loss",
         )
 
-    return FirstStep(look, report, LossOfStep())
+    return FirstStep(look, report, LossOfStep(), batches)

@@ -65,6 +65,11 @@ class LossOfStep(TorchFunctionMode):
         finally:
             set_function_modes([self, *function_modes()])
 
+    def restart(self) -> None:
+        """Forget a step, and note nothing until a model returns."""
+        self._noted, self._of_models, self._roots = [], {}, []
+        set_function_modes([mode for mode in function_modes() if mode is not self])
+
     def returned(self, given: Any, output: Any) -> None:
         """Called when a model has returned.
 

@@ -136,6 +136,13 @@ def parser() -> argparse.ArgumentParser:
         help="write what the models of the first step of the script computed into this folder, "
         "with their weights and the data, for fxguard compare, and stop there with status 0",
     )
+    run.add_argument(
+        "--record-batches",
+        type=_batches,
+        metavar="N[,N...]",
+        help="with --record: which steps to write, from 0, instead of the first; the script stops "
+        "behind the last one. Several go to FOLDER/batch-N",
+    )
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add_commands(commands)
@@ -237,6 +244,8 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         return _wrong(problem)
     if given.try_patch and given.patch is None:
         return _wrong("--try-patch needs --patch FILE")
+    if given.record_batches is not None and given.record is None:
+        return _wrong("--record-batches needs --record FOLDER")
     looks = ("forecast", "error_budget", "record")
     asked = ["--" + name.replace("_", "-") for name in looks if getattr(given, name) is not None]
     if len(asked) > 1:
@@ -244,6 +253,14 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
     if asked:
         return _first_step(given, settings.get("report"), rest)
     return _run(given, rest, settings)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    """The numbers in "0,10"."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"takes numbers such as 0 or 0,10, got {text!r}")
+    return tuple(dict.fromkeys(map(int, words)))
 
 
 def _files(given: argparse.Namespace) -> dict[str, str | None]:
@@ -306,7 +323,8 @@ def _first_step(given: argparse.Namespace, report: str | None, rest: list[str]) 
         first, nothing = _looks.forecast(given.forecast, file), f"forecast in {given.forecast}"
     elif given.record is not None:
         try:
-            first, nothing = _looks.record(Path(given.record), file), "record"
+            first = _looks.record(Path(given.record), file, given.record_batches or (0,))
+            nothing = "record"
         except fxguard.FxguardError as refusal:
             return _wrong(str(refusal))
     else:
@@ -322,7 +340,11 @@ def _first_step(given: argparse.Namespace, report: str | None, rest: list[str]) 
     finally:
         if given.json is not None:
             write_record(given.json, record_of_first_step(first.found, status_of(error)))
-    say(f"no model was called: there is nothing to {nothing}")
+    if first.ended:
+        steps = "1 step" if first.ended == 1 else f"{first.ended} steps"
+        say(f"the script ended after {steps}: there is nothing more to {nothing}")
+    else:
+        say(f"no model was called: there is nothing to {nothing}")
     return Status.FINE
 
 

@@ -69,3 +69,45 @@ def test_two_versions_of_a_script(tmp_path: Path) -> None:
     again = run_python(tmp_path, "-m", "fxguard", "run", "--record", "a", "a.py")
     assert again.returncode == 2
     assert "a record is not overwritten" in again.stderr
+
+
+def test_batches_that_are_asked_for(tmp_path: Path) -> None:
+    """The script goes on as before up to the last of them, with its own random numbers."""
+    script = TRAINS.replace('print("step", step)', 'print("step", step, torch.rand(1).item())')
+    (tmp_path / "train.py").write_text(script)
+    alone = run_python(tmp_path, "train.py").stdout.splitlines()
+    run = ("-m", "fxguard", "run", "--record", "there", "--record-batches", "0,2", "train.py")
+    done = run_python(tmp_path, *run)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step")]
+    assert lines == alone[:2]
+    assert {each.name for each in (tmp_path / "there").iterdir()} == {"batch-0", "batch-2"}
+    compared = run_python(tmp_path, "-m", "fxguard", "compare", "there/batch-0", "there/batch-2")
+    assert compared.returncode == 1
+    assert "of B is not head." in compared.stdout  # the optimizer has moved it
+
+
+def test_one_batch_later_and_none(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    run = ("-m", "fxguard", "run", "--record", "there", "--record-batches")
+    done = run_python(tmp_path, *run, "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "step 0" in done.stdout
+    assert "step 1" not in done.stdout
+    assert (tmp_path / "there" / "record.json").exists()
+    late = run_python(tmp_path, *run[:-2], "late", run[-1], "7", "train.py")
+    assert late.returncode == 0
+    assert "step 2" in late.stdout
+    assert "the script ended after 3 steps: there is nothing more to record" in late.stderr
+    assert not (tmp_path / "late").exists()
+
+
+def test_wrong_batches(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    for options, said in (
+        (("--record", "there", "--record-batches", "x"), "takes numbers such as 0 or 0,10"),
+        (("--record-batches", "0"), "--record-batches needs --record FOLDER"),
+    ):
+        done = run_python(tmp_path, "-m", "fxguard", "run", *options, "train.py")
+        assert done.returncode == 2
+        assert said in done.stderr
