@@ -288,7 +288,8 @@ class Alignment:
             x = self.values[value]
             if has_floats and not x.is_floating_point():
                 continue
-            returned = [v for v in theirs if v in self.same.get(value, ())]
+            held = [v for v in self.same.get(value, ()) if self._has_size_of(v, x)]
+            returned = [v for v in theirs if v in held]
             if returned:  # casts are nothing in float64: several may hold the same
                 taken = {one for one, _ in self.outputs}
                 alike = [v for v in returned if names[1][v] == names[0][value]]
@@ -306,9 +307,13 @@ class Alignment:
                     left.remove(other)
                     break
             else:
-                if value in self.same:  # the other program has it, and does not return it
-                    inner = [v for v in self.same[value] if v in self.other.values]
-                    self.outputs += [(v, value) for v in inner[:1]]
+                # If the other program has it, and does not return it.
+                self.outputs += [(v, value) for v in held[:1]]
+
+    def _has_size_of(self, theirs: int, x: Tensor) -> bool:
+        """Whether a value of the other program has as many elements; one may repeat them."""
+        y = self.other.values.get(theirs)
+        return y is not None and y.numel() == x.numel()
 
     def _meet_order(self, mine: int, theirs: int) -> None:
         """Compare an output that holds what the other's holds, in the order of its elements."""

@@ -13,6 +13,7 @@ from fxguard.forgiving import theirs
 from fxguard.matching._index import Index
 from fxguard.matching._parts import parts_of
 from fxguard.matching._weights import Twin, twins_of
+from fxguard.matching._window import Window
 from fxguard.recording.recorded import Leaf, Operation, Recording
 from fxguard.recording.replay import Replay, is_view, operation_named, reads_of, wide
 
@@ -37,6 +38,7 @@ class Exact:
     """What a program computes in float64."""
 
     recording: Recording
+    window: Window | None = None
     values: dict[int, Tensor] = field(default_factory=dict)  # when they were made
     index: Index = field(default_factory=Index)
     made_by: dict[int, int] = field(default_factory=dict)  # the operation of each value
@@ -49,16 +51,27 @@ class Exact:
     reads: list[list[int]] = field(default_factory=list)  # of each operation
     noise_behind: dict[int, float] = field(default_factory=dict)  # the most of all that leads to it
 
+    def kept(self, value: int | None, x: Tensor) -> Tensor:
+        """What is kept of a tensor: all of a weight, else the part that the other program has."""
+        return x if self.window is None or value in self.weights_in else self.window.of(x)
 
-def exact_of(recording: Recording) -> Exact:
-    """Run a recording in float64, and make its values findable."""
-    found = Exact(recording)
+
+def exact_of(recording: Recording, window: Window | None = None) -> Exact:
+    """Run a recording in float64, and make its values findable.
+
+    Args:
+        recording: what ran.
+        window: the part of its batch that is kept; None for all of it.
+    """
+    found = Exact(recording, window)
     replay = Replay(recording)
     for leaf in recording.leaves:
         if leaf.value in replay.now:
-            found.values[leaf.value] = replay.now[leaf.value].clone()
+            if is_kept(recording, leaf):
+                found.weights_in[leaf.value] = frozenset([leaf.value])
+            found.values[leaf.value] = found.kept(leaf.value, replay.now[leaf.value]).clone()
             found.index.add(leaf.value, found.values[leaf.value])
-        if is_kept(recording, leaf):
+        elif is_kept(recording, leaf):
             found.weights_in[leaf.value] = frozenset([leaf.value])
         if leaf.kind in ("buffer", "other"):
             found.noise[leaf.value] = roundoff(recording, leaf.value)
@@ -68,12 +81,13 @@ def exact_of(recording: Recording) -> Exact:
         note_weights(found.weights_in, operation)
         for weight in weights_read(found.weights_in, operation):
             found.readers[weight].append(number)
-        parts = found.parts[number] = parts_of_next(replay, operation)
+        parts = [found.kept(None, x) for x in parts_of_next(replay, operation)]
+        found.parts[number] = parts
         replay.run(operation)
         for value in made_by(operation):
             found.made_by[value] = number
             if value in replay.now:
-                found.values[value] = replay.now[value].clone()
+                found.values[value] = found.kept(value, replay.now[value]).clone()
                 found.index.add(value, found.values[value])
             if value in replay.told:
                 found.noise[value] = roundoff(recording, value)

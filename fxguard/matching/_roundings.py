@@ -72,16 +72,17 @@ def _directions(
     for one, two in aligned.outputs:
         if one not in a.data or two not in b.data:
             continue
-        x, y = wide(a.data[one]), wide(b.data[two])
-        places = torch.arange(x.numel()).reshape(x.shape)
+        whole, y = wide(a.data[one]), wide(b.data[two])
+        places = torch.arange(whole.numel()).reshape(whole.shape)
+        x, places = (aligned.other.kept(one, each) for each in (whole, places))
         laid, at = aligned.laid_out(x, y), aligned.laid_out(x, y, places)
         if laid is None or at is None:
             continue
         difference = torch.nan_to_num(y - laid, posinf=0.0, neginf=0.0)
         along_b[two] = difference
-        back = torch.zeros(x.numel(), dtype=torch.float64)
+        back = torch.zeros(whole.numel(), dtype=torch.float64)
         back[at.flatten()] = difference.flatten()
-        along_a[one] = back.reshape(x.shape)
+        along_a[one] = back.reshape(whole.shape)
     return along_a, along_b
 
 

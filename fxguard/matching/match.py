@@ -17,6 +17,7 @@ from fxguard.matching._causes import Cause, causes_of
 from fxguard.matching._exact import Exact, exact_of, twins_between
 from fxguard.matching._roundings import shares_of
 from fxguard.matching._tried import Tried
+from fxguard.matching._window import window_of
 from fxguard.recording.recorded import NOT_RECORDED, Operation, Recording
 from fxguard.recording.replay import wide
 from fxguard.report.run_comparison import OneSide, OutputsApart, RunComparison, RunDivergence
@@ -90,7 +91,7 @@ class _Matching:
         units = math.hypot(*(_unit_of(each) for each in (a, b)))
         usual = (UNITS_LOW if units > 2 * FLOAT32 else UNITS) * units
         self.tolerance = usual if output_tolerance is None else output_tolerance
-        self.exact: Exact = exact_of(a)
+        self.exact: Exact = exact_of(a, window_of(a, b))
         self.twins = twins_between(b, self.exact, 4 * units)
         self.aligned = Alignment(b, self.exact, self.twins).run()
 
@@ -119,6 +120,7 @@ class _Matching:
             len(self.aligned.same),
             len(self.b.values),
             tuple(self._not_compared()),
+            () if self.exact.window is None else (f"B is {self.exact.window} of A",),
         )
 
     def _apart_in(self, aligned: Alignment) -> list[float]:
@@ -157,7 +159,7 @@ class _Matching:
             one, two = self.a.data.get(x), self.b.data.get(y)
             recorded = None
             if one is not None and two is not None:
-                recorded = _apart(wide(one), wide(two), self.aligned)
+                recorded = _apart(self.exact.kept(x, wide(one)), wide(two), self.aligned)
             yield OutputsApart(names[0].get(x, "a value"), names[1][y], recorded, exact)
 
     def _not_compared(self) -> Iterator[tuple[str, str]]:
