@@ -15,7 +15,7 @@ from fxguard.matching._layouts import distance, nearest_layout
 from fxguard.matching._numbers import unlike_numbers
 from fxguard.matching._region import Budget, Region, region_of
 from fxguard.matching._sides import Between, ends_of
-from fxguard.matching._tried import Tried, first_change, other_operand
+from fxguard.matching._tried import Tried, exchanged_values, first_change, other_operand
 from fxguard.recording.recorded import Leaf, Operation
 from fxguard.recording.replay import reads_of
 
@@ -73,8 +73,10 @@ def _try(aligned: Alignment, cause: Cause, budget: Budget) -> None:
     changes = (
         first_change(each.mine, each.theirs, budget, leaves_out=each.is_all) for each in around
     )
-    operands = (other_operand(each.mine, each.theirs, budget) for each in around if each.is_all)
-    for found in itertools.chain(changes, operands):
+    sure = [each for each in around if each.is_all]
+    exchanges = (exchanged_values(each.mine, budget) for each in sure)
+    operands = (other_operand(each.mine, each.theirs, budget) for each in sure)
+    for found in itertools.chain(changes, exchanges, operands):
         if found is None:
             continue
         cause.tried = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from fxguard.matching._region import Budget, Region, RegionRun
 from fxguard.recording.recorded import Operation
 from fxguard.recording.replay import reads_of
 
-__all__ = ["Side", "Tried", "first_change", "other_operand"]
+__all__ = ["Side", "Tried", "exchanged_values", "first_change", "other_operand"]
 
 EXACT = 1e-9  # relative: nothing is left of a difference
 SAME = 1e-7  # likewise: a region computes what it computed
@@ -31,6 +32,7 @@ ROUNDINGS = 16.0  # units of roundoff, where weights or tables were rounded befo
 LEFT = 0.03  # of the difference: no more may stay
 MOST_OPERATIONS = 80  # of a region
 MOST_OPERANDS = 12  # of one shape, for each operand
+MOST_PAIRS = 100  # of values that both programs have
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,24 @@ def first_change(
 def other_operand(mine: Side, other: Side, budget: Budget) -> Tried | None:
     """The first other value that an operation may read; None if none takes a difference away."""
     return _first(mine, other, _operands(mine, other), budget)
+
+
+def exchanged_values(side: Side, budget: Budget) -> Tried | None:
+    """The first two values that take a difference away in each other's place; None if none do."""
+    run, allowed = side.run(budget), side.allowed
+    if run is None:
+        return None
+    edges = [(v, x) for v in side.region.edges if (x := side.given(v)) is not None and x.dim()]
+    for (one, x), (two, y) in itertools.islice(itertools.combinations(edges, 2), MOST_PAIRS):
+        if budget.is_spent:
+            break
+        if (x.shape, x.dtype) != (y.shape, y.dtype):
+            continue
+        result = run.run(side.target, instead={one: y, two: x})
+        far = None if result is None else _far(side, result)
+        if far is not None and far <= allowed:
+            return Tried(side.name, f"with {side.named(one)} and {side.named(two)} exchanged")
+    return None
 
 
 def _first(side: Side, other: Side, changes: Iterable[Change], budget: Budget) -> Tried | None:

@@ -198,6 +198,22 @@ def test_values_stay_what_they_were() -> None:
     assert found.to_dict() == again.to_dict()
 
 
+def test_two_values_in_each_other_s_place() -> None:
+    """As two projections whose weights were exchanged."""
+
+    def gated(first: int) -> Callable[[Tensor], Tensor]:
+        def between(x: Tensor) -> Tensor:
+            gate, up = (x, x.cumsum(-1)) if first == 0 else (x.cumsum(-1), x)
+            return functional.silu(gate) * (up * up)
+
+        return between
+
+    found = compared(Program(gated(0)), Program(gated(1)))
+    assert found.first is not None
+    assert found.first.tried.startswith("B with "), found
+    assert "exchanged" in found.first.tried
+
+
 @pytest.mark.parametrize("where", ["constant", "table"])
 def test_a_number_that_was_rounded_before_it_is_read(where: str) -> None:
     """No weight leads to it, and no operation of the batch may have rounded it."""
