@@ -172,7 +172,7 @@ class Between:
         If there is none, as where a line runs in many places, the first that are alike.
         """
         mine, theirs = self.mine, self.theirs
-        run = mine.run(budget)
+        run, allowed = mine.run(budget), mine.allowed
         if run is None:
             return None, True
         others = [
@@ -195,7 +195,7 @@ class Between:
                 tried += 1
                 alike = alike or (value, other)
                 result = run.run(mine.target, instead={value: laid})
-                if result is not None and mine.far(result) <= mine.allowed:
+                if result is not None and mine.far(result) <= allowed:
                     return (value, other), True
         return alike, False
 
