@@ -75,7 +75,7 @@ def _try(aligned: Alignment, cause: Cause, budget: Budget) -> None:
     )
     sure = [each for each in around if each.is_all]
     exchanges = (exchanged_values(each.mine, budget) for each in sure)
-    operands = (other_operand(each.mine, each.theirs, budget) for each in sure)
+    operands = (other_operand(each.mine, budget) for each in sure)
     for found in itertools.chain(changes, exchanges, operands):
         if found is None:
             continue

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fxguard.matching._region import Call
 from fxguard.recording.recorded import Operation, Ref
-from fxguard.recording.replay import operation_named, reads_of
+from fxguard.recording.replay import arguments_by_name, operation_named, reads_of
 
 __all__ = [
     "FLAGS",
@@ -32,11 +32,11 @@ USUAL_EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 SMALL = 1e-2  # a number below this is taken for an eps
 MOST = 24  # numbers of the other program
 NAMELESS = frozenset(["diagonal", "exponent", "other", "self", "value"])
-# What another number may be tried for: kernels check some others not at all.
+# What another number may be tried for. Kernels do not check some others, and allocate others.
 NUMBERS = frozenset(
     [
-        *("beta", "diagonal", "end", "eps", "exponent", "lambd", "max", "max_val", "min"),
-        *("min_val", "negative_slope", "other", "scale", "self", "start", "threshold", "value"),
+        *("beta", "diagonal", "eps", "exponent", "lambd", "max", "max_val", "min", "min_val"),
+        *("negative_slope", "other", "scale", "self", "threshold", "value"),
     ]
 )
 FLAGS = frozenset(
@@ -53,7 +53,7 @@ TAKEN = (
         [
             *("approximate", "correction", "dilation", "dim", "dims", "group", "groups", "k"),
             *("kernel_size", "ord", "p", "pad", "padding", "reduction", "repeats"),
-            *("rounding_mode", "shifts", "step", "stride"),
+            *("rounding_mode", "shifts", "stride"),
         ]
     )
 )
@@ -175,10 +175,7 @@ def named_arguments(operation: Operation) -> dict[str, Any]:
     overload = operation_named(operation.name)
     if overload is None:
         return {}
-    arguments = overload._schema.arguments
-    found = {x.name: x.default_value for x in arguments}
-    found |= dict(zip(found, operation.args, strict=False))
-    return found | dict(operation.kwargs)
+    return arguments_by_name(overload, operation.args, operation.kwargs)
 
 
 def with_argument(operation: Operation, name: str, x: Any) -> Call:

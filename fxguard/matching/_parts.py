@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fxguard.recording.recorded import Operation
-from fxguard.recording.replay import operation_named
+from fxguard.recording.replay import arguments_by_name, operation_named
 
 __all__ = ["parts_of"]
 
@@ -31,8 +31,7 @@ def parts_of(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
     overload = operation_named(operation.name)
     if overload is None:
         return []
-    named = {x.name: x.default_value for x in overload._schema.arguments}
-    named |= dict(zip(named, args, strict=False)) | kwargs
+    named = arguments_by_name(overload, args, kwargs)
     with torch.no_grad():
         if operation.kind.startswith(ATTENTION):
             return list(_attention(named))

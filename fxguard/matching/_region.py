@@ -83,6 +83,7 @@ class RegionRun:
         operations: all of the program.
         region: the part that runs.
         given: what values hold that the region reads; None where that is not known.
+        not_run: kinds of operations that do not run again: they would allocate too much, say.
         budget: of elements.
     """
 
@@ -91,16 +92,23 @@ class RegionRun:
         operations: Sequence[Operation],
         region: Region,
         given: Callable[[int], Tensor | None],
+        not_run: Collection[str],
         budget: Budget,
     ) -> None:
         self.operations, self.region = operations, region
-        self._given, self._budget = given, budget
+        self._given, self._not_run, self._budget = given, not_run, budget
         self._writes = any(operations[at].written for at in region.operations)
         self._read = {x.value for at in region.operations for x in reads_of(operations[at])}
+        self._twins: dict[int, list[tuple[int, ...]]] = {}
         self._base: dict[int, Tensor] = {}  # of a run without a change, where nothing is written
 
     def twins(self, at: int) -> list[tuple[int, ...]]:
         """An operation alone, and with those of its line where that runs two or three times."""
+        if at not in self._twins:
+            self._twins[at] = self._twins_of(at)
+        return self._twins[at]
+
+    def _twins_of(self, at: int) -> list[tuple[int, ...]]:
         mine = self.operations[at]
         line = None if mine.source is None else mine.source.position
         alike = [
@@ -117,11 +125,10 @@ class RegionRun:
                 found.append(tuple(alike[alike.index(at) % step :: step]))
         return found
 
-    def made(self) -> Iterator[tuple[int, int]]:
-        """Each operation of the region with each value that it makes."""
+    def made(self) -> Iterator[int]:
+        """The values that the region makes, in order."""
         for at in self.region.operations:
-            for value in made_by(self.operations[at]):
-                yield at, value
+            yield from made_by(self.operations[at])
 
     def run(
         self,
@@ -139,7 +146,9 @@ class RegionRun:
             call: how they are called.
             instead: what some values are to hold.
         """
-        kept = instead or {}
+        kept = dict(instead or {})
+        if self._writes:
+            kept = {value: x.clone() for value, x in kept.items()}
         now, changed = {**self._base, **kept}, set(kept)
         try:
             for number in self.region.operations:
@@ -160,7 +169,8 @@ class RegionRun:
     ) -> None:
         operation = self.operations[number]
         overload = operation_named(operation.name)
-        if overload is None or draws(overload, operation):
+        is_refused = operation.kind in self._not_run
+        if overload is None or is_refused or draws(overload, operation):
             self._as_it_was(operation, now)
             return
         for ref in reads_of(operation):

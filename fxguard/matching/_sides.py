@@ -83,6 +83,7 @@ class Between:
             x,
             noise,
             self._given,
+            aligned.not_run,
             _names(aligned.recording, aligned.made_by),
             self._far_from(y, x),
         )
@@ -94,6 +95,7 @@ class Between:
             y,
             noise,
             other.values.get,
+            other.not_run,
             _names(other.recording, other.made_by),
             self._far_from(x, y),
         )
@@ -185,7 +187,7 @@ class Between:
             and 1 < x.numel() <= LARGEST
         ]
         tried, alike = 0, None
-        for _, value in run.made():
+        for value in run.made():
             x = mine.given(value)
             if x is None or value == mine.target or self._ends[0](value):
                 continue

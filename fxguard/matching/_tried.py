@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fxguard.forgiving import theirs
 from fxguard.matching._changes import (
     Change,
     arguments_of_others,
@@ -47,6 +46,7 @@ class Side:
         own: what it holds.
         noise: the roundoff of what the programs read there and do not share.
         given: what its values hold.
+        not_run: kinds of operations that did not run again.
         named: how a value is called.
         far: how far a tensor in the place of the target is from what the other program has.
     """
@@ -58,6 +58,7 @@ class Side:
     own: Tensor
     noise: float
     given: Callable[[int], Tensor | None]
+    not_run: Collection[str]
     named: Callable[[int], str]
     far: Callable[[Tensor], float]
 
@@ -68,7 +69,7 @@ class Side:
 
     def run(self, budget: Budget) -> RegionRun | None:
         """The region, ready to run with a change; None if it does not run as it ran."""
-        run = RegionRun(self.operations, self.region, self.given, budget)
+        run = RegionRun(self.operations, self.region, self.given, self.not_run, budget)
         now = run.run(self.target)
         if now is None or now.shape != self.own.shape:
             return None
@@ -78,8 +79,9 @@ class Side:
 
     @property
     def numbered(self) -> list[tuple[int, Operation]]:
-        """The operations of the region, with their numbers."""
-        return [(at, self.operations[at]) for at in self.region.operations]
+        """The operations of the region that run again, with their numbers."""
+        found = [(at, self.operations[at]) for at in self.region.operations]
+        return [each for each in found if each[1].kind not in self.not_run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def first_change(
         budget: how much may be computed.
         leaves_out: whether an operation may be left out.
     """
+    runs = {each.name: (each.run(budget), each.allowed) for each in (mine, other)}
     for side, others, kind in (
         (mine, other, _theirs),
         (other, mine, _left_out),
@@ -114,15 +117,15 @@ def first_change(
     ):
         if kind is _left_out and not leaves_out:
             continue
-        found = _first(side, others, kind(side, others), budget)
+        found = _first(side, *runs[side.name], kind(side, others), budget)
         if found is not None:
             return found
     return None
 
 
-def other_operand(mine: Side, other: Side, budget: Budget) -> Tried | None:
+def other_operand(mine: Side, budget: Budget) -> Tried | None:
     """The first other value that an operation may read; None if none takes a difference away."""
-    return _first(mine, other, _operands(mine, other), budget)
+    return _first(mine, mine.run(budget), mine.allowed, _operands(mine), budget)
 
 
 def exchanged_values(side: Side, budget: Budget) -> Tried | None:
@@ -137,17 +140,15 @@ def exchanged_values(side: Side, budget: Budget) -> Tried | None:
         if (x.shape, x.dtype) != (y.shape, y.dtype):
             continue
         result = run.run(side.target, instead={one: y, two: x})
-        far = None if result is None else _far(side, result)
-        if far is not None and far <= allowed:
+        if result is not None and side.far(result) <= allowed:
             return Tried(side.name, f"with {side.named(one)} and {side.named(two)} exchanged")
     return None
 
 
-def _first(side: Side, other: Side, changes: Iterable[Change], budget: Budget) -> Tried | None:
-    if len(side.region.operations) > MOST_OPERATIONS:
-        return None
-    run, allowed = side.run(budget), side.allowed
-    if run is None:
+def _first(
+    side: Side, run: RegionRun | None, allowed: float, changes: Iterable[Change], budget: Budget
+) -> Tried | None:
+    if run is None or len(side.region.operations) > MOST_OPERATIONS:
         return None
     best: tuple[float, Change] | None = None
     for change in changes:
@@ -155,8 +156,7 @@ def _first(side: Side, other: Side, changes: Iterable[Change], budget: Budget) -
             break
         for at in run.twins(change.operation):
             x = run.run(side.target, at=at, call=change.call)
-            far = None if x is None else _far(side, x)
-            if far is not None and far <= allowed:
+            if x is not None and (far := side.far(x)) <= allowed:
                 if best is None or far < best[0]:
                     best = far, change
                 break
@@ -165,13 +165,6 @@ def _first(side: Side, other: Side, changes: Iterable[Change], budget: Budget) -
     if best is None:
         return None
     return Tried(side.name, best[1].text, best[1].operation, best[1].other)
-
-
-def _far(side: Side, x: Tensor) -> float | None:
-    try:
-        return side.far(x)
-    except theirs():  # of another shape
-        return None
 
 
 def _shapes(side: Side, operation: Operation) -> list[Sequence[int]]:
@@ -202,7 +195,7 @@ def _left_out(side: Side, other: Side) -> Iterator[Change]:
         yield from left_out(at, operation)
 
 
-def _operands(side: Side, other: Side) -> Iterator[Change]:
+def _operands(side: Side) -> Iterator[Change]:
     """Other values of the same shape, that were there before."""
     made = {v: at for at in side.region.operations for v in side.operations[at].made}
     values = [*side.region.edges, *side.region.leaves, *(v for v in made if v is not None)]

@@ -34,6 +34,3 @@ class Held(Mapping[str, Tensor]):
 
     def __bool__(self) -> bool:
         return next(iter(self), None) is not None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._refs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fxguard import trees
 from fxguard.forgiving import theirs
 from fxguard.recording.recorded import Operation, Recording, Ref
 
-__all__ = ["Replay", "arguments_of", "called", "operation_named"]
+__all__ = ["Replay", "arguments_by_name", "arguments_of", "called", "operation_named"]
 
 WIDE = {
     torch.complex32: torch.complex128,
@@ -153,6 +153,14 @@ def arguments_of(
         return x
 
     return tuple(map(given, operation.args)), {k: given(x) for k, x in operation.kwargs.items()}
+
+
+def arguments_by_name(
+    overload: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of an operation of ATen by name, with defaults."""
+    named = {x.name: x.default_value for x in overload._schema.arguments}
+    return named | dict(zip(named, args, strict=False)) | dict(kwargs)
 
 
 def called(

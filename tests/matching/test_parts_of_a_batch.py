@@ -71,22 +71,20 @@ def test_a_part_computes_what_the_batch_does(part: tuple[slice, slice], note: st
     assert found.outputs[0].recorded < 1e-6
 
 
-def test_samples_that_depend_on_one_another() -> None:
-    found = compared("samples", ids(), ids()[3:4])
+@pytest.mark.parametrize(
+    ("leak", "part", "line"),
+    [
+        ("samples", (slice(3, 4), slice(None)), "# over samples"),
+        ("positions", (slice(None), slice(0, 7)), "# over keys"),  # which read padding
+    ],
+)
+def test_a_leak_is_named(leak: str, part: tuple[slice, slice], line: str) -> None:
+    found = compared(leak, ids(), ids()[part])
     assert found.outcome == "operation"
     assert found.first is not None
     assert found.first.b is not None
     assert found.first.b.source is not None
-    assert "# over samples" in found.first.b.source.code, found
-
-
-def test_positions_that_read_padding() -> None:
-    found = compared("positions", ids(), ids()[:, :7])
-    assert found.outcome == "operation"
-    assert found.first is not None
-    assert found.first.b is not None
-    assert found.first.b.source is not None
-    assert "# over keys" in found.first.b.source.code, found
+    assert line in found.first.b.source.code, found
 
 
 def test_what_is_no_part_or_not_told() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fxguard.matching import _region
 from fxguard.matching.match import compare_recordings
+from fxguard.recording import replay
 from fxguard.recording.running import recorded
 from fxguard.report.run_comparison import RunComparison
 
@@ -183,6 +187,31 @@ def test_kernels_that_check_no_sizes() -> None:
         Program(lambda x: functional.group_norm(x * 2, 6)),
     )
     assert other.outcome == "operation"
+
+
+def test_what_a_record_does_not_allow_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation of a folder that would allocate more than the folder says."""
+
+    def program(eps: float) -> Program:
+        return Program(lambda x: functional.silu(x + torch.full((WIDTH,), eps)))
+
+    x = torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        a, b = (recorded(program(eps), (x,), {}, 2**30)[0] for eps in (1e-3, 1e-2))
+    b.is_foreign = True
+    at = next(at for at, each in enumerate(b.operations) if each.kind == "full")
+    large = [2**21, WIDTH]
+    b.operations[at] = dataclasses.replace(b.operations[at], args=(large, 1e-2))
+    ran: list[Any] = []
+
+    def called(overload: Any, args: Any, *more: Any) -> Any:
+        ran.append(args[0])
+        return replay.called(overload, args, *more)
+
+    monkeypatch.setattr(_region, "called", called)
+    assert compare_recordings(a, b).outcome == "operation"
+    assert ran
+    assert large not in [each for each in ran if isinstance(each, list)]
 
 
 def test_values_stay_what_they_were() -> None:
