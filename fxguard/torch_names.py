@@ -7,6 +7,7 @@ of ``torch.utils._pytree``. A new version of torch is tried against these three.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -97,6 +98,7 @@ __all__ = [
     "leave_func_levels",
     "pop_function_mode",
     "push_function_mode",
+    "resolve_process_group",
     "sequence_number",
     "set_grad_enabled",
     "top_saved_tensor_hooks",
@@ -191,6 +193,14 @@ cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda
 cuda_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 # In a CUDA graph nothing may wait for the device.
 cuda_is_capturing = torch._C._cuda_isCurrentStreamCapturing
+
+# Ranks.
+
+
+def resolve_process_group(name: str) -> Any:
+    """The group that the functional collectives give by its name."""
+    return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore
+
 
 # Kinds.
 

@@ -18,7 +18,7 @@ from fxguard.errors import UsageError
 from fxguard.in_dtype.placed import converter, place_of
 from fxguard.install.instrumented import unwrapped
 from fxguard.matching.match import compare_recordings
-from fxguard.recording.folder import read_folder
+from fxguard.recording.ranks import read_record
 from fxguard.recording.recorded import Recording
 from fxguard.recording.running import recorded
 from fxguard.report.run_comparison import RunComparison
@@ -169,7 +169,7 @@ def compare(
         raise UsageError(f"output_tolerance has to be 0 or more, got {output_tolerance!r}")
     if tolerance is not None:
         raise UsageError("tolerance is for two models; runs have output_tolerance")
-    folders = [None if isinstance(x, Module) else read_folder(Path(x)) for x in (a, b)]
+    folders = [None if isinstance(x, Module) else read_record(Path(x)) for x in (a, b)]
     given: tuple[tuple[Any, ...], dict[str, Any]] = inputs, kwargs
     if None in folders and not (inputs or kwargs):
         given = _held(next(x for x in folders if x is not None))

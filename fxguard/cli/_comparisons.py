@@ -44,10 +44,10 @@ def _compare(args: argparse.Namespace) -> int:
         if not folder.exists():
             raise UsageError(f"no such folder: {folder}")
     from fxguard.matching.match import compare_recordings
-    from fxguard.recording.folder import read_folder
+    from fxguard.recording.ranks import read_record
 
     found = compare_recordings(
-        read_folder(args.a), read_folder(args.b), output_tolerance=args.tolerance
+        read_record(args.a), read_record(args.b), output_tolerance=args.tolerance
     )
     if args.html is not None:
         write_page(found, args.html)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fxguard.matching._exact import (
     Exact,
     is_kept,
+    is_relabeling,
     made_by,
     note_weights,
     operands,
@@ -94,9 +95,10 @@ class Alignment:
         self.weights_in: dict[int, frozenset[int]] = {}  # of the other program
         self.parts: dict[int, list[Tensor]] = {}  # inside fused operations, which the other lacks
         self.seen: dict[int, int] = {}  # values of the other, with the operation that found them
+        self._parts_in = {v: twin for v, twin in twins.items() if twin.part is not None}
         self._noise: dict[int, float] = {}
         self._at = -1  # the operation that runs
-        self._uses: dict[tuple[int, ...], int] = defaultdict(int)
+        self._uses: dict[object, int] = defaultdict(int)  # of weights, by each rank
         self._replay = Replay(recording, {v: twin.content for v, twin in twins.items()})
 
     @property
@@ -136,8 +138,12 @@ class Alignment:
     def _step(self, number: int, operation: Operation) -> None:
         replay = self._replay
         note_weights(self.weights_in, operation)
+        reads = reads_of(operation)
+        if len(reads) == 1 and is_relabeling(operation) and reads[0].value in self._parts_in:
+            twin = self._parts_in[reads[0].value]
+            self._parts_in.update(dict.fromkeys(made_by(operation), twin))
         self._meet(number, operation)
-        noise = max((self._noise.get(ref.value, 0.0) for ref in reads_of(operation)), default=0.0)
+        noise = max((self._noise.get(ref.value, 0.0) for ref in reads), default=0.0)
         self.parts[number] = []
         for part in parts_of_next(replay, operation):
             found = self.other.index.find(part, _same_for_all(_tolerance(noise)))
@@ -217,19 +223,28 @@ class Alignment:
         if not weights:
             return
         mine = operands(self.weights_in, operation)
-        key = tuple(sorted(weights))
+        key = operation.rank, *sorted(weights)
         use, self._uses[key] = self._uses[key], self._uses[key] + 1
         found = self._their_operand(operation, weights, use)
         if len(mine) != 1 or found is None or found not in self.other.values:
             return
         value, theirs = mine[0], self.other.values[found]
-        if value in self.same or value not in self._replay.now:
+        if value not in self._replay.now:
             return
         x = self._replay.now[value]
-        if x.numel() != theirs.numel() or x.dtype != theirs.dtype:
+        is_part = theirs.numel() != x.numel()
+        is_of_rank = is_part and operation.rank is not None
+        expected = self._read_by(weights, operation, theirs, x) if is_of_rank else None
+        if value in self.same and expected is None:
             return
-        instead = self.laid_out(theirs, x)
-        if instead is None:
+        if x.dtype != theirs.dtype:
+            return
+        if not x.is_floating_point() and (is_part or self._are_parts(operation)):
+            return  # rows of its own part of a table
+        place = use if operation.rank is None else operation.rank
+        part = self.part_of(theirs, x, place) if expected is None else expected
+        instead = None if part is None else self.laid_out(part, x)
+        if instead is None or (value in self.same and apart(instead, x) <= OUT_OF_ORDER):
             return
         self.mismatches.append(Mismatch(value, found, apart(instead, x), number))
         if self.repairs is None:
@@ -240,6 +255,36 @@ class Alignment:
             self._see([found])
         elif value in self.repairs:
             self._put(value, x + self.repairs[value])
+
+    def part_of(self, theirs: Tensor, like: Tensor, place: int | None) -> Tensor | None:
+        """A value of the other, or the part of it that is nearest to what this program has."""
+        if theirs.numel() == like.numel():
+            return theirs
+        return self.other.shards.like(theirs, like, place)
+
+    def _are_parts(self, operation: Operation) -> bool:
+        """Whether a weight that an operation reads has fewer elements than that of the other."""
+        if operation.rank is None:
+            return False
+        for ref in reads_of(operation):
+            twin = self.twins.get(ref.value)
+            if twin is not None and twin.content.numel() < self.other.values[twin.of[0]].numel():
+                return True
+        return False
+
+    def _read_by(
+        self, weights: frozenset[int], operation: Operation, theirs: Tensor, like: Tensor
+    ) -> Tensor | None:
+        """The columns of a value that a part of a weight is multiplied with; None if not known."""
+        for ref in reads_of(operation):
+            twin = self._parts_in.get(ref.value)
+            if twin is None or twin.part is None or not weights.issuperset(twin.of):
+                continue
+            dim, start = twin.part
+            size, whole = twin.content.shape[dim], self.other.values[twin.of[0]].shape[dim]
+            if theirs.shape[-1:] == (whole,) and theirs.numel() // whole * size == like.numel():
+                return theirs.narrow(-1, start, size)
+        return None
 
     def laid_out(
         self, theirs: Tensor, like: Tensor, carried: Tensor | None = None
@@ -332,10 +377,13 @@ class Alignment:
                 for at in other.readers.get(weight, ())
                 if self._alike(operation, other.recording.operations[at])
             ]
-            if use >= len(readers):
+            if not readers:
                 return None
-            theirs = operands(other.weights_in, other.recording.operations[readers[use]])
-            if len(theirs) != 1:
+            reader = readers[min(use, len(readers) - 1)]
+            theirs = operands(other.weights_in, other.recording.operations[reader])
+            if len(theirs) != 1 or (
+                use >= len(readers) and not self._reads_parts(operation, theirs[0])
+            ):
                 return None
             found.add(theirs[0])
         first = min(found)
@@ -344,6 +392,16 @@ class Alignment:
             if x is None or y is None or x.shape != y.shape or apart(x, y) > SAME:
                 return None
         return first
+
+    def _reads_parts(self, operation: Operation, theirs: int) -> bool:
+        """Whether an operation may read a part of a value of the other program."""
+        mine, whole = operands(self.weights_in, operation), self.other.values.get(theirs)
+        return (
+            len(mine) == 1
+            and whole is not None
+            and mine[0] in self._replay.now
+            and self._replay.now[mine[0]].numel() < whole.numel()
+        )
 
     @staticmethod
     def _alike(mine: Operation, theirs: Operation) -> bool:

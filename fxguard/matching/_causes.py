@@ -13,6 +13,7 @@ from fxguard.matching._by_weights import other_weights
 from fxguard.matching._exact import inside, made_by
 from fxguard.matching._layouts import distance, nearest_layout
 from fxguard.matching._numbers import unlike_numbers
+from fxguard.matching._over_ranks import reduced_over_ranks
 from fxguard.matching._region import Budget, Region, region_of
 from fxguard.matching._sides import Between, ends_of
 from fxguard.matching._tried import Tried, exchanged_values, first_change, other_operand
@@ -65,6 +66,10 @@ def causes_of(aligned: Alignment, mismatches: Iterable[Mismatch]) -> list[Cause]
 def _try(aligned: Alignment, cause: Cause, budget: Budget) -> None:
     """Look for one change behind which the programs compute the same there."""
     around = list(Between.at(aligned, cause.mismatches[0]).narrowed(budget))
+    cause.tried = reduced_over_ranks(aligned, around[-1], budget)
+    if cause.tried is not None:
+        cause.mine = cause.tried.operation
+        return
     cause.tried = other_weights(aligned, around[-1], budget)
     if cause.tried is not None:
         return

@@ -140,7 +140,7 @@ def left_out(at: int, operation: Operation) -> Iterator[Change]:
                 return [x if x.shape == y.shape else y for y in result]
             return x.expand(result.shape)
 
-        yield Change(at, call, f"without this {operation.kind.strip('_')}")
+        yield Change(at, call, f"without this {operation.label or operation.kind.strip('_')}")
 
 
 def reading(at: int, number: int, instead: Tensor, text: str) -> Change:

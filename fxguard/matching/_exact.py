@@ -12,6 +12,7 @@ from torch import Tensor
 from fxguard.forgiving import theirs
 from fxguard.matching._index import Index
 from fxguard.matching._parts import parts_of
+from fxguard.matching._shards import Shards
 from fxguard.matching._weights import Twin, twins_of
 from fxguard.matching._window import Window
 from fxguard.recording.recorded import Leaf, Operation, Recording
@@ -39,6 +40,7 @@ class Exact:
 
     recording: Recording
     window: Window | None = None
+    shards: Shards = field(default_factory=Shards)
     values: dict[int, Tensor] = field(default_factory=dict)  # when they were made
     index: Index = field(default_factory=Index)
     made_by: dict[int, int] = field(default_factory=dict)  # the operation of each value
@@ -51,26 +53,33 @@ class Exact:
     reads: list[list[int]] = field(default_factory=list)  # of each operation
     noise_behind: dict[int, float] = field(default_factory=dict)  # the most of all that leads to it
 
+    def note(self, value: int, x: Tensor) -> None:
+        """Keep what a value holds, and make it findable: also in parts."""
+        self.values[value] = x
+        self.index.add(value, x)
+        for _, part in self.shards.of(x):
+            self.index.add_part(value, part)
+
     def kept(self, value: int | None, x: Tensor) -> Tensor:
         """What is kept of a tensor: all of a weight, else the part that the other program has."""
         return x if self.window is None or value in self.weights_in else self.window.of(x)
 
 
-def exact_of(recording: Recording, window: Window | None = None) -> Exact:
+def exact_of(recording: Recording, window: Window | None, shards: Shards) -> Exact:
     """Run a recording in float64, and make its values findable.
 
     Args:
         recording: what ran.
         window: the part of its batch that is kept; None for all of it.
+        shards: the parts of a value that may be looked for.
     """
-    found = Exact(recording, window)
+    found = Exact(recording, window, shards)
     replay = Replay(recording)
     for leaf in recording.leaves:
         if leaf.value in replay.now:
             if is_kept(recording, leaf):
                 found.weights_in[leaf.value] = frozenset([leaf.value])
-            found.values[leaf.value] = found.kept(leaf.value, replay.now[leaf.value]).clone()
-            found.index.add(leaf.value, found.values[leaf.value])
+            found.note(leaf.value, found.kept(leaf.value, replay.now[leaf.value]).clone())
         elif is_kept(recording, leaf):
             found.weights_in[leaf.value] = frozenset([leaf.value])
         if leaf.kind in ("buffer", "other"):
@@ -87,8 +96,7 @@ def exact_of(recording: Recording, window: Window | None = None) -> Exact:
         for value in made_by(operation):
             found.made_by[value] = number
             if value in replay.now:
-                found.values[value] = found.kept(value, replay.now[value]).clone()
-                found.index.add(value, found.values[value])
+                found.note(value, found.kept(value, replay.now[value]).clone())
             if value in replay.told:
                 found.noise[value] = roundoff(recording, value)
         _note_noise(found, operation, number)

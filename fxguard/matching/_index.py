@@ -49,6 +49,10 @@ class Index:
             for part in (core[..., :half], core[..., half:], core[..., ::2], core[..., 1::2]):
                 self._add(value, part)
 
+    def add_part(self, value: int, tensor: Tensor) -> None:
+        """Add a part of what a value holds."""
+        self._add(value, tensor)
+
     def _add(self, value: int, tensor: Tensor) -> None:
         count = tensor.numel()
         self._entries[count].append((value, tensor))

@@ -119,7 +119,7 @@ class RegionRun:
             and source.position == line
         ]
         found: list[tuple[int, ...]] = [(at,)]
-        for times in (2, 3):
+        for times in (2, 3, 4):
             if line is not None and len(alike) % times == 0:
                 step = len(alike) // times
                 found.append(tuple(alike[alike.index(at) % step :: step]))

@@ -69,7 +69,12 @@ class Between:
         self.is_all = is_all
         self._aligned, self._ends, self._pair = aligned, ends, pair
         other = aligned.other
-        x, y = aligned.values[pair[0]], other.values[pair[1]]
+        x, whole = aligned.values[pair[0]], other.values[pair[1]]
+        maker = aligned.made_by.get(pair[0])
+        place = None if maker is None else aligned.recording.operations[maker].rank
+        part = aligned.part_of(whole, x, place)
+        y = whole if part is None else part
+        cut = _cut(whole, y)
         regions = (
             region_of(pair[0], aligned.made_by, aligned.recording.operations, ends[0]),
             region_of(pair[1], other.made_by, other.recording.operations, ends[1]),
@@ -87,17 +92,18 @@ class Between:
             _names(aligned.recording, aligned.made_by),
             self._far_from(y, x),
         )
+        far = self._far_from(x, y)
         self.theirs = Side(
             "A",
             other.recording.operations,
             regions[1],
             pair[1],
-            y,
+            whole,
             noise,
             other.values.get,
             other.not_run,
             _names(other.recording, other.made_by),
-            self._far_from(x, y),
+            lambda result: far(cut(result)),
         )
 
     @classmethod
@@ -213,6 +219,18 @@ def _nearest(x: Tensor, others: list[tuple[int, Tensor]]) -> Iterator[tuple[int,
                 found.append((far, other, laid))
     found.sort(key=lambda each: each[0])
     return ((other, laid) for _, other, laid in found[:NEAREST])
+
+
+def _cut(whole: Tensor, part: Tensor) -> Callable[[Tensor], Tensor]:
+    """Takes of a tensor what a part, which is a view, is of a whole."""
+
+    def cut(x: Tensor) -> Tensor:
+        if part is whole or x.shape != whole.shape:
+            return x
+        held = torch.empty_like(whole).copy_(x)
+        return held.as_strided(part.shape, part.stride(), part.storage_offset())
+
+    return cut
 
 
 def _names(recording: Recording, makers: Mapping[int, int]) -> Callable[[int], str]:

@@ -26,6 +26,7 @@ class Twin:
     content: Tensor  # their elements in its layout; its own where no row is theirs
     is_whole: bool  # whether all of it is theirs
     differs: float = 0.0  # how far it is from them, relative to the largest, where it is not
+    part: tuple[int, int] | None = None  # the dimension along which it is a part of one, its start
 
 
 def twins_of(
@@ -48,7 +49,7 @@ def twins_of(
         if whole is not None and whole.same is not None and whole.same.shape == x.shape:
             found[value] = Twin(whole.values, whole.same, is_whole=True)
             continue
-        twin = rows.of(x) or _pieces(x, others, tolerance)
+        twin = _part(x, others, tolerance) or rows.of(x) or _pieces(x, others, tolerance)
         if twin is not None:
             found[value] = twin
     taken = {each for twin in found.values() for each in twin.of}
@@ -138,6 +139,28 @@ def _pieces(x: Tensor, others: Mapping[int, Tensor], tolerance: float) -> Twin |
                 of.append(value)
                 break
     return Twin(tuple(of), content, bool(is_known.all())) if of else None
+
+
+def _part(x: Tensor, others: Mapping[int, Tensor], tolerance: float) -> Twin | None:
+    """A weight that is a part of one of the other model: a rank's, say."""
+    if not x.is_floating_point() or x.numel() < 2 or bool((x == x.flatten()[0]).all()):
+        return None
+    largest = float(x.abs().max())
+    for value, y in others.items():
+        if y.dim() != x.dim() or y.numel() <= x.numel():
+            continue
+        unlike = [dim for dim in range(x.dim()) if x.shape[dim] != y.shape[dim]]
+        if len(unlike) != 1 or y.shape[unlike[0]] < x.shape[unlike[0]]:
+            continue
+        (dim,) = unlike
+        size = x.shape[dim]
+        first = x.select(dim, 0)
+        far = (y - first.unsqueeze(dim)).abs().movedim(dim, 0).reshape(y.shape[dim], -1).amax(1)
+        for start in (far[: y.shape[dim] - size + 1] <= tolerance * largest).nonzero():
+            part = y.narrow(dim, int(start), size)
+            if float((part - x).abs().max()) <= tolerance * largest:
+                return Twin((value,), part, is_whole=True, part=(dim, int(start)))
+    return None
 
 
 def _vectors(others: Mapping[int, Tensor]) -> Iterable[tuple[int, Tensor]]:

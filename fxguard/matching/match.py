@@ -9,16 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fxguard.errors import UsageError
 from fxguard.matching._alignment import Alignment
 from fxguard.matching._because import because
 from fxguard.matching._by_numbers import apart as apart_in_numbers
 from fxguard.matching._by_numbers import same_numbers
 from fxguard.matching._causes import Cause, causes_of
 from fxguard.matching._exact import Exact, exact_of, twins_between
+from fxguard.matching._outputs_of_ranks import with_whole_outputs
 from fxguard.matching._roundings import shares_of
+from fxguard.matching._shards import shards_of
 from fxguard.matching._tried import Tried
 from fxguard.matching._window import window_of
-from fxguard.recording.recorded import NOT_RECORDED, Operation, Recording
+from fxguard.recording.recorded import NOT_RECORDED, RANKS, Operation, Recording
 from fxguard.recording.replay import wide
 from fxguard.report.run_comparison import OneSide, OutputsApart, RunComparison, RunDivergence
 
@@ -42,7 +45,14 @@ def compare_recordings(
         output_tolerance: how far outputs may be apart as they ran: the root mean square of the
             difference, relative to that of A. None for 32 units of roundoff in float32, and 4 in
             dtypes with fewer digits.
+
+    Raises:
+        UsageError: if A has several ranks and B has one.
     """
+    if RANKS in a.about and RANKS not in b.about:
+        raise UsageError("A has several ranks and B has one: give them the other way round")
+    if RANKS in b.about and RANKS not in a.about:
+        b = with_whole_outputs(b, a)
     if not (a.data and b.data):
         return _without_elements(a, b)
     return _Matching(a, b, output_tolerance).compared()
@@ -91,7 +101,7 @@ class _Matching:
         units = math.hypot(*(_unit_of(each) for each in (a, b)))
         usual = (UNITS_LOW if units > 2 * FLOAT32 else UNITS) * units
         self.tolerance = usual if output_tolerance is None else output_tolerance
-        self.exact: Exact = exact_of(a, window_of(a, b))
+        self.exact: Exact = exact_of(a, window_of(a, b), shards_of(a, b))
         self.twins = twins_between(b, self.exact, 4 * units)
         self.aligned = Alignment(b, self.exact, self.twins).run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fxguard.forgiving import theirs
 from fxguard.graph.written_operands import written_operands
 from fxguard.measure.at_hand import has_memory, own_arithmetic
 from fxguard.measure.func_levels import has_levels
+from fxguard.recording._collectives import Collective, collective_of, waits
 from fxguard.recording.modules_running import ModulesRunning
 from fxguard.recording.recorded import (
     NOT_RECORDED,
@@ -56,6 +58,8 @@ class Recorder(TorchDispatchMode):
         self.recording, self.keeps = recording, keeps
         # What each tensor holds, by its identity.
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        # What collectives write: it is there when somebody reads it.
+        self._late: dict[int, weakref.ref[Tensor]] = {}
         self._modules = ModulesRunning(model)
         with own_arithmetic():
             for kind, tensors in (
@@ -70,14 +74,23 @@ class Recorder(TorchDispatchMode):
     def end(self) -> None:
         """Let the model go."""
         self._modules.end()
+        for value, alive in list(self._late.items()):
+            if (tensor := alive()) is not None:
+                self._arrived(value, tensor)
         self._known.clear()
 
     def held(self, tensor: Tensor) -> int:
         """The value that a tensor holds; a leaf if nothing that was recorded made it."""
+        value = self._held(tensor)
+        if value is None:
+            return self._leaf(tensor, "other", "")
+        if value in self._late:
+            self._arrived(value, tensor)
+        return value
+
+    def _held(self, tensor: Tensor) -> int | None:
         known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        return self._leaf(tensor, "other", "")
+        return known[1] if known is not None and known[0]() is tensor else None
 
     def kept(self, tensor: Tensor) -> int:
         """The value of a tensor that the model returned; views are kept, too."""
@@ -100,6 +113,12 @@ class Recorder(TorchDispatchMode):
         given = [x for x in trees.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if any(map(is_traceable_wrapper_subclass, given)):
             return NotImplemented  # its own operations are recorded, on the tensors inside
+        if (collective := collective_of(func, args, kwargs)) is not None:
+            return self._exchange(func, args, kwargs, collective)
+        if waits(func):
+            return self._wait(func, args, kwargs)
+        if self._late and self._is_part_of_one(func, args):
+            return func(*args, **kwargs)
         read: tuple[Any, Any] | None = None
         try:
             with own_arithmetic():
@@ -150,6 +169,67 @@ class Recorder(TorchDispatchMode):
             )
         )
 
+    def _exchange(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], collective: Collective
+    ) -> Any:
+        """Run a collective, and note it; what it brings may come later than it returns."""
+        with own_arithmetic():
+            given = collective.as_arguments(self.held)
+            before = [self.held(x) for x in collective.writes]
+        result = func(*args, **kwargs)
+        with own_arithmetic():
+            returns = not collective.writes and collective.kind != "send"
+            brought = [x for x in trees.tree_leaves(result) if returns and isinstance(x, Tensor)]
+            made = tuple(map(self._later, brought))
+            written = [(x, self._later(y)) for x, y in zip(before, collective.writes, strict=True)]
+            self.recording.operations.append(
+                Operation(
+                    str(func),
+                    (),
+                    given,
+                    made,
+                    tuple(written),
+                    self._modules.innermost,
+                    source_of_caller(),
+                )
+            )
+        return result
+
+    def _wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        value = self._held(args[0]) if isinstance(args[0], Tensor) else None
+        if value is not None and isinstance(result, Tensor):
+            self._known[id(result)] = weakref.ref(result), value
+            if value in self._late:
+                self._late[value] = weakref.ref(result)
+        return result
+
+    def _is_part_of_one(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether an operation copies what a collective brings out of memory of its own."""
+        if func is not torch.ops.aten.copy_.default or self._held(args[0]) not in self._late:
+            return False
+        source = args[1]._base if args[1]._is_view() else args[1]
+        held = self._held(source)
+        unnamed = (leaf.value for leaf in self.recording.leaves if not leaf.name)
+        return held is None or held in unnamed
+
+    def _later(self, tensor: Tensor) -> int:
+        """The value of a tensor whose elements are not there yet."""
+        values = self.recording.values
+        values.append(Value(tuple(tensor.shape), tensor.dtype, NO_NUMBERS))
+        number = len(values) - 1
+        self._known[id(tensor)] = weakref.ref(tensor), number
+        self._late[number] = self._known[id(tensor)][0]
+        return number
+
+    def _arrived(self, value: int, tensor: Tensor) -> None:
+        del self._late[value]
+        if _has_elements(tensor):
+            known = self.recording.values[value]
+            self.recording.values[value] = replace(known, numbers=numbers_of(tensor))
+            if self.keeps(_bytes(tensor)):
+                self.recording.data[value] = _copy(tensor)
+
     def _value(self, tensor: Tensor, *, is_kept: bool = True) -> int:
         values = self.recording.values
         is_there = _has_elements(tensor)
@@ -172,7 +252,8 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    return [x for name in names for x in parts_of(getattr(tensor, name))]
+    inner = (getattr(tensor, name) for name in names)  # a DTensor's mesh is among them
+    return [x for each in inner if isinstance(each, Tensor) for x in parts_of(each)]
 
 
 def _has_elements(tensor: Tensor) -> bool:

@@ -121,9 +121,7 @@ def read_folder(folder: Path) -> Recording:
     need_safetensors()
     file = folder / RECORD
     if not file.is_file():
-        ranks = sorted(x.name for x in folder.glob("rank-*")) if folder.is_dir() else []
-        more = f"; it holds records of {len(ranks)} ranks: give one of them" if ranks else ""
-        raise UsageError(f"{folder} is no record of fxguard: it has no {RECORD}{more}")
+        raise UsageError(f"{folder} is no record of fxguard: it has no {RECORD}")
     if file.stat().st_size > LARGEST:
         raise UsageError(f"{file} has more than {LARGEST} bytes")
     from safetensors import SafetensorError

@@ -15,6 +15,7 @@ from fxguard.records import Source
 
 __all__ = [
     "NOT_RECORDED",
+    "RANKS",
     "Leaf",
     "Numbers",
     "Operation",
@@ -24,6 +25,7 @@ __all__ = [
     "numbers_of",
 ]
 
+RANKS = "ranks"  # how many there are, if it is of several, in `Recording.about`
 NOT_RECORDED = "operations that were not recorded"  # how many, in `Recording.about`
 
 
@@ -80,6 +82,8 @@ class Operation:
     written: tuple[tuple[int, int], ...]  # operands that it wrote: before, and what they hold now
     module: str  # in which it ran
     source: Source | None
+    rank: int | None = None  # which ran it, where several are one recording
+    label: str = ""  # what people call it, where that is not its kind
 
     @property
     def kind(self) -> str:
@@ -89,7 +93,8 @@ class Operation:
     @property
     def title(self) -> str:
         """The operation with its module: ``layers.0.mlp mm``."""
-        return f"{self.module} {self.kind}".strip()
+        of = "" if self.rank is None else f"rank {self.rank}: "
+        return f"{of}{self.module} {self.label or self.kind}".strip()
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import typing_extensions
 
 from fxguard.records import Source
 
@@ -38,6 +39,8 @@ INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(__file__)) + os.sep,  # all of fxguard
 )
+# Those that wrap functions of others: what is deprecated, say.
+WRAPPERS = frozenset(x.__file__ for x in (contextlib, functools, warnings, typing_extensions))
 Place = tuple[str, int]  # file and line
 
 ENTRY = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<code>[^\n]*))?')
@@ -46,7 +49,7 @@ ENTRY = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(
 @functools.cache  # called for each frame of the stack, for each operation
 def is_internal(file: str) -> bool:
     """Whether a file belongs to torch or fxguard, or is not a file at all."""
-    return file.startswith("<") or file.startswith(INTERNAL)
+    return file.startswith(("<", *INTERNAL)) or file in WRAPPERS
 
 
 @functools.lru_cache(maxsize=4096)
