@@ -54,6 +54,8 @@ def together(recordings: Sequence[Recording]) -> Recording:
     """
     try:
         return _Together(recordings).run()
+    except UsageError:
+        raise
     except (LookupError, TypeError, ValueError) as error:  # folders that others have written
         what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise UsageError(f"the records of these ranks do not fit together: {what}") from error
