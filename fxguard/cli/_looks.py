@@ -14,6 +14,7 @@ from fxguard.budget.budget import budget_of_step
 from fxguard.cli._first_step import Call, FirstStep
 from fxguard.cli._loss_of_step import LossOfStep
 from fxguard.forecasting.forecast import forecast_of_step
+from fxguard.ranks.agreement import rank_and_count
 from fxguard.recording.folder import need_safetensors, refuse_to_overwrite, write_folder
 from fxguard.recording.running import recorded
 from fxguard.report.error_budget import ErrorBudget
@@ -54,7 +55,8 @@ def record(folder: Path, report: Path | None, batches: Sequence[int]) -> FirstSt
     """Writes what each model computed into a folder; that of a second model has a number.
 
     Args:
-        folder: for the record; if there are several batches, for one folder each, ``batch-0``.
+        folder: for the record; if there are several batches, for one folder each, ``batch-0``. Of
+            several ranks, each writes ``rank-N`` in there.
         report: likewise as elsewhere.
         batches: the numbers of steps, from 0.
 
@@ -62,7 +64,9 @@ def record(folder: Path, report: Path | None, batches: Sequence[int]) -> FirstSt
         FxguardError: if something is at the path already, or safetensors is not installed.
     """
     need_safetensors()
-    refuse_to_overwrite(folder)
+    rank, ranks = rank_and_count()
+    of_rank = f"rank-{rank}" if ranks > 1 else ""
+    refuse_to_overwrite(folder / of_rank)
     counts = Counter[int]()
 
     def look(call: Call) -> RecordedStep:
@@ -70,6 +74,7 @@ def record(folder: Path, report: Path | None, batches: Sequence[int]) -> FirstSt
         path = folder if len(batches) == 1 else folder / f"batch-{call.step}"
         if counts[call.step] > 1:
             path = path.with_name(f"{path.name}-{counts[call.step]}")
+        path /= of_rank
         args, kwargs = trees.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
         found, _ = recorded(call.model(), args, kwargs, MAX_BYTES, of=call.loss)
         write_folder(found, path)

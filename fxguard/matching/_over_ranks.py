@@ -37,10 +37,13 @@ def reduced_over_ranks(aligned: Alignment, between: Between, budget: Budget) -> 
     run = None if ranks is None else side.run(budget)
     if run is None:
         return None
+    # What a collective behind it would reduce once more is one rank's.
+    is_reduced = any("reduce" in side.operations[at].label for at in side.region.operations)
     of_all = _of_all_ranks(aligned.recording.operations)
     for at in side.region.operations:
         for value in made_by(side.operations[at]):
-            found = [x for v in of_all.get(value, ()) if (x := aligned.values.get(v)) is not None]
+            peers = of_all.get(value, [])
+            found = [x for v in peers if (x := aligned.values.get(v)) is not None]
             shapes = {x.shape for x in found}
             if len(found) != ranks or len(shapes) != 1 or not found[0].is_floating_point():
                 continue
@@ -48,7 +51,8 @@ def reduced_over_ranks(aligned: Alignment, between: Between, budget: Budget) -> 
             for how, reduced in REDUCTIONS.items():
                 if budget.is_spent:
                     return None
-                result = run.run(side.target, instead={value: reduced(stacked)})
+                instead = dict.fromkeys([value] if is_reduced else peers, reduced(stacked))
+                result = run.run(side.target, instead=instead)
                 if result is not None and side.far(result) <= side.allowed:
                     text = f"with the {how} over ranks of {side.named(value)}"
                     return Tried("B", text, at)

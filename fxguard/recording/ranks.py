@@ -56,7 +56,12 @@ def together(recordings: Sequence[Recording]) -> Recording:
         return _Together(recordings).run()
     except UsageError:
         raise
-    except (LookupError, TypeError, ValueError) as error:  # folders that others have written
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # folders that others have written
         what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise UsageError(f"the records of these ranks do not fit together: {what}") from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from support.needs import needs
 from support.programs import run_python
 from support.schema import told
+from support.torchrun import torchrun
 
 needs("safetensors")
 
@@ -111,3 +112,57 @@ def test_wrong_batches(tmp_path: Path) -> None:
         done = run_python(tmp_path, "-m", "fxguard", "run", *options, "train.py")
         assert done.returncode == 2
         assert said in done.stderr
+
+
+RANKS = """\
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self, rank, ranks):
+        super().__init__()
+        torch.manual_seed(0)
+        up, down = nn.Linear(8, 16), nn.Linear(16, 1, bias=False)
+        mine = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks)
+        self.ranks = ranks
+        self.up = nn.Parameter(up.weight[mine].detach().clone())
+        self.down = nn.Parameter(down.weight[:, mine].detach().clone())
+
+    def forward(self, x):
+        y = (x @ self.up.T).relu() @ self.down.T
+        if self.ranks > 1 and "missing" not in sys.argv:
+            with torch.no_grad():
+                dist.all_reduce(y)
+        return y
+
+
+ranks = int(os.environ.get("WORLD_SIZE", 1))
+if ranks > 1:
+    dist.init_process_group("gloo")
+model = Mlp(int(os.environ.get("RANK", 0)), ranks)
+x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+model(x).square().mean().backward()
+"""
+
+
+def test_ranks_of_a_script(tmp_path: Path) -> None:
+    """Each rank writes its own folder, and all of them are compared with one process."""
+    script = tmp_path / "mlp.py"
+    script.write_text(RANKS)
+    done = run_python(tmp_path, "-m", "fxguard", "run", "--record", "one", "mlp.py")
+    assert done.returncode == 0, done.stderr
+    for name, more in (("right", []), ("wrong", ["missing"])):
+        command = ["fxguard", "run", "--record", name, "mlp.py", *more]
+        started = torchrun(Path("-m"), *command, at=tmp_path)
+        assert started.returncode == 0, started.stderr
+        assert sorted(x.name for x in (tmp_path / name).iterdir()) == ["rank-0", "rank-1"]
+    found = run_python(tmp_path, "-m", "fxguard", "compare", "one", "right")
+    assert found.returncode == 0, found.stdout
+    found = run_python(tmp_path, "-m", "fxguard", "compare", "one", "wrong")
+    assert found.returncode == 1
+    assert "tried: B with the sum over ranks of mm (mlp.py:20)" in found.stdout, found.stdout
