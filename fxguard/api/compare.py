@@ -111,7 +111,8 @@ def compare(
 
     Args:
         a: any module that is not instrumented, the result of ``torch.compile``, or a folder.
-        b: likewise; two modules may be the same module, one of them compiled.
+        b: likewise; two modules may be the same module, one of them compiled. A folder may hold the
+            records of several ranks, which are put together; A is then one process.
         inputs: positional arguments of the models: any nest of tensors and other objects. Beside a
             folder, a model may be given none: it is given what the folder holds.
         tolerance: of two models, the largest own error, relative to the largest magnitude of A's

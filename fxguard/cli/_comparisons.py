@@ -25,8 +25,10 @@ def add_compare(commands: Any) -> None:
         f"outputs. The exit status is {Status.DIFFERENT} when the programs or, beyond the "
         f"tolerance, their roundings differ, {Status.NOTHING} when nothing could be compared.",
     )
-    command.add_argument("a", type=Path, metavar="A", help="a folder with a record")
-    command.add_argument("b", type=Path, metavar="B", help="another one")
+    command.add_argument("a", type=Path, metavar="A", help="a folder with a record, of one process")
+    command.add_argument(
+        "b", type=Path, metavar="B", help="another one, or one with those of all ranks"
+    )
     command.add_argument(
         "--tolerance",
         type=float,

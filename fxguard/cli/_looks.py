@@ -14,8 +14,8 @@ from fxguard.budget.budget import budget_of_step
 from fxguard.cli._first_step import Call, FirstStep
 from fxguard.cli._loss_of_step import LossOfStep
 from fxguard.forecasting.forecast import forecast_of_step
-from fxguard.ranks.agreement import rank_and_count
 from fxguard.recording.folder import need_safetensors, refuse_to_overwrite, write_folder
+from fxguard.recording.ranks import folder_of_rank
 from fxguard.recording.running import recorded
 from fxguard.report.error_budget import ErrorBudget
 from fxguard.report.forecast import Forecast
@@ -64,9 +64,7 @@ def record(folder: Path, report: Path | None, batches: Sequence[int]) -> FirstSt
         FxguardError: if something is at the path already, or safetensors is not installed.
     """
     need_safetensors()
-    rank, ranks = rank_and_count()
-    of_rank = f"rank-{rank}" if ranks > 1 else ""
-    refuse_to_overwrite(folder / of_rank)
+    refuse_to_overwrite(folder_of_rank(folder))
     counts = Counter[int]()
 
     def look(call: Call) -> RecordedStep:
@@ -74,9 +72,9 @@ def record(folder: Path, report: Path | None, batches: Sequence[int]) -> FirstSt
         path = folder if len(batches) == 1 else folder / f"batch-{call.step}"
         if counts[call.step] > 1:
             path = path.with_name(f"{path.name}-{counts[call.step]}")
-        path /= of_rank
         args, kwargs = trees.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
         found, _ = recorded(call.model(), args, kwargs, MAX_BYTES, of=call.loss)
+        path = folder_of_rank(path)
         write_folder(found, path)
         return RecordedStep(
             str(path),

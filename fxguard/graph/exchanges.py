@@ -19,7 +19,7 @@ from fxguard.graph import nodes
 from fxguard.graph._signatures import is_collective, name_of, operation_of
 from fxguard.torch_names import OpOverload, OpOverloadPacket
 
-__all__ = ["KINDS", "Exchange", "brought_later", "exchange_of"]
+__all__ = ["AFTERWARDS", "KINDS", "Exchange", "brought_later", "exchange_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from torch import Tensor
 from fxguard.matching._exact import (
     Exact,
     is_kept,
-    is_relabeling,
     made_by,
     note_weights,
     operands,
@@ -21,6 +20,7 @@ from fxguard.matching._exact import (
     weights_read,
 )
 from fxguard.matching._layouts import apart, nearest_layout, order_of_rows
+from fxguard.matching._parts_of_weights import PartsOfWeights
 from fxguard.matching._weights import Twin
 from fxguard.recording.recorded import Leaf, Operation, Recording
 from fxguard.recording.replay import Replay, reads_of
@@ -95,7 +95,7 @@ class Alignment:
         self.weights_in: dict[int, frozenset[int]] = {}  # of the other program
         self.parts: dict[int, list[Tensor]] = {}  # inside fused operations, which the other lacks
         self.seen: dict[int, int] = {}  # values of the other, with the operation that found them
-        self._parts_in = {v: twin for v, twin in twins.items() if twin.part is not None}
+        self._parts_of_weights = PartsOfWeights(twins, other)
         self._noise: dict[int, float] = {}
         self._at = -1  # the operation that runs
         self._uses: dict[object, int] = defaultdict(int)  # of weights, by each rank
@@ -138,12 +138,9 @@ class Alignment:
     def _step(self, number: int, operation: Operation) -> None:
         replay = self._replay
         note_weights(self.weights_in, operation)
-        reads = reads_of(operation)
-        if len(reads) == 1 and is_relabeling(operation) and reads[0].value in self._parts_in:
-            twin = self._parts_in[reads[0].value]
-            self._parts_in.update(dict.fromkeys(made_by(operation), twin))
+        self._parts_of_weights.note(operation)
         self._meet(number, operation)
-        noise = max((self._noise.get(ref.value, 0.0) for ref in reads), default=0.0)
+        noise = max((self._noise.get(ref.value, 0.0) for ref in reads_of(operation)), default=0.0)
         self.parts[number] = []
         for part in parts_of_next(replay, operation):
             found = self.other.index.find(part, _same_for_all(_tolerance(noise)))
@@ -233,16 +230,15 @@ class Alignment:
             return
         x = self._replay.now[value]
         is_part = theirs.numel() != x.numel()
-        is_of_rank = is_part and operation.rank is not None
-        expected = self._read_by(weights, operation, theirs, x) if is_of_rank else None
+        parts = self._parts_of_weights
+        expected = parts.columns(weights, operation, theirs, x) if is_part else None
         if value in self.same and expected is None:
             return
         if x.dtype != theirs.dtype:
             return
-        if not x.is_floating_point() and (is_part or self._are_parts(operation)):
+        if not x.is_floating_point() and (is_part or parts.reads_rows(operation)):
             return  # rows of its own part of a table
-        place = use if operation.rank is None else operation.rank
-        part = self.part_of(theirs, x, place) if expected is None else expected
+        part = self.part_of(theirs, x, operation.rank) if expected is None else expected
         instead = None if part is None else self.laid_out(part, x)
         if instead is None or (value in self.same and apart(instead, x) <= OUT_OF_ORDER):
             return
@@ -261,30 +257,6 @@ class Alignment:
         if theirs.numel() == like.numel():
             return theirs
         return self.other.shards.like(theirs, like, place)
-
-    def _are_parts(self, operation: Operation) -> bool:
-        """Whether a weight that an operation reads has fewer elements than that of the other."""
-        if operation.rank is None:
-            return False
-        for ref in reads_of(operation):
-            twin = self.twins.get(ref.value)
-            if twin is not None and twin.content.numel() < self.other.values[twin.of[0]].numel():
-                return True
-        return False
-
-    def _read_by(
-        self, weights: frozenset[int], operation: Operation, theirs: Tensor, like: Tensor
-    ) -> Tensor | None:
-        """The columns of a value that a part of a weight is multiplied with; None if not known."""
-        for ref in reads_of(operation):
-            twin = self._parts_in.get(ref.value)
-            if twin is None or twin.part is None or not weights.issuperset(twin.of):
-                continue
-            dim, start = twin.part
-            size, whole = twin.content.shape[dim], self.other.values[twin.of[0]].shape[dim]
-            if theirs.shape[-1:] == (whole,) and theirs.numel() // whole * size == like.numel():
-                return theirs.narrow(-1, start, size)
-        return None
 
     def laid_out(
         self, theirs: Tensor, like: Tensor, carried: Tensor | None = None

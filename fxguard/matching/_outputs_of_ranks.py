@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import torch
 
-from fxguard.recording.recorded import Numbers, Operation, Recording, Ref, Value
-from fxguard.recording.replay import reads_of, wide
+from fxguard.recording.recorded import Operation, Recording
+from fxguard.recording.replay import wide
+from fxguard.recording.written import Written
 
 __all__ = ["with_whole_outputs"]
 
-SAME = 1e-2  # relative: replicas of one output differ by roundings
-UNKNOWN = Numbers(math.nan, math.nan, math.nan, math.nan, 0)
+SAME = 16.0  # units of roundoff: replicas of one output differ by no more
 
 
 def with_whole_outputs(b: Recording, a: Recording) -> Recording:
@@ -39,7 +39,8 @@ def with_whole_outputs(b: Recording, a: Recording) -> Recording:
         if len(unlike) == 1 or any(b.values[x].shape != shape for x in unlike):
             found.outputs += [each for each in b.outputs if each[1] in values]
         elif shape in sizes and not shape:
-            found.outputs.append((name, _mean(found, unlike)))
+            mean = _written(found, unlike).reduced(unlike, "avg")
+            found.outputs.append((name, mean))
         else:
             whole = next((x for size in sizes if (x := _joined(found, unlike, size))), None)
             known = [each for each in b.outputs if each[1] in values]
@@ -60,16 +61,16 @@ def _unlike(b: Recording, values: Sequence[int]) -> list[int]:
 def _is_near(x: torch.Tensor, y: torch.Tensor) -> bool:
     if x.shape != y.shape:
         return False
-    x, y = wide(x), wide(y)
     if not x.is_floating_point():
         return torch.equal(x, y)
-    return float((x - y).nan_to_num().norm()) <= SAME * float(y.nan_to_num().norm())
+    allowed = SAME * torch.finfo(x.dtype).eps / 2
+    x, y = wide(x), wide(y)
+    return float((x - y).nan_to_num().norm()) <= allowed * float(y.nan_to_num().norm())
 
 
-def _mean(found: Recording, values: Sequence[int]) -> int:
-    shape = found.values[values[0]].shape
-    stack = _made(found, "aten.stack.default", ([Ref(x) for x in values],), (len(values), *shape))
-    return _made(found, "aten.mean.dim", (Ref(stack), [0]), shape)
+def _written(found: Recording, values: Sequence[int]) -> Written:
+    told = {"kind": "outputs", "ranks": list(values)}
+    return Written(found, Operation("", (), told, (), (), "", None))
 
 
 def _joined(found: Recording, values: Sequence[int], size: tuple[int, ...]) -> int | None:
@@ -82,30 +83,14 @@ def _joined(found: Recording, values: Sequence[int], size: tuple[int, ...]) -> i
     ]
     if math.prod(counts) != len(values):
         return None
-    parts = list(values)
+    parts, written = list(values), _written(found, values)
     for dim in reversed(range(len(size))):
         count = counts[dim]
         if count > 1:
-            parts = [_cat(found, parts[at : at + count], dim) for at in range(0, len(parts), count)]
+            starts = range(0, len(parts), count)
+            parts = [written.joined(parts[at : at + count], dim) for at in starts]
     (whole,) = parts
     for dim, count in enumerate(size):
-        known = list(found.values[whole].shape)
-        if known[dim] > count:  # what was added to make it divisible
-            known[dim] = count
-            whole = _made(found, "aten.slice.Tensor", (Ref(whole), dim, 0, count), tuple(known))
+        if written.shape_of(whole)[dim] > count:  # what was added to make it divisible
+            whole = written.rows(whole, 0, count, dim)
     return whole
-
-
-def _cat(found: Recording, values: Sequence[int], dim: int) -> int:
-    shape = list(found.values[values[0]].shape)
-    shape[dim] *= len(values)
-    return _made(found, "aten.cat.default", ([Ref(x) for x in values], dim), tuple(shape))
-
-
-def _made(found: Recording, name: str, args: tuple[object, ...], shape: tuple[int, ...]) -> int:
-    first = reads_of(Operation(name, args, {}, (), (), "", None))[0].value
-    found.values.append(Value(shape, found.values[first].dtype, UNKNOWN))
-    value = len(found.values) - 1
-    label = "outputs of all ranks"
-    found.operations.append(Operation(name, args, {}, (value,), (), "", None, None, label))
-    return value

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fxguard import trees
-from fxguard.forgiving import theirs
+from fxguard.graph.exchanges import AFTERWARDS
 from fxguard.recording.recorded import Ref
 from fxguard.torch_names import resolve_process_group
 
@@ -60,7 +60,6 @@ KINDS = {
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 FLAT = ("alltoall_base_", "all_to_all_single")  # rows of one tensor, some to each rank
-WAITS = ("wait_tensor", "_wrap_tensor_autograd")
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ class Collective:
 
 def waits(func: Any) -> bool:
     """Whether an operation returns its operand, when a collective has ended."""
-    return _namespace(func) in NAMESPACES and _name(func) in WAITS
+    return _namespace(func) in NAMESPACES and _name(func) in AFTERWARDS
 
 
 def collective_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Collective | None:
@@ -97,16 +96,15 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         func: an operation, as a dispatch mode is given it.
         args: its arguments.
         kwargs: likewise.
+
+    Raises:
+        Exception: whatever a group of somebody else's does that has no ranks.
     """
     name = _name(func)
     if _namespace(func) not in NAMESPACES or name not in KIND_OF:
         return None
     given = dict(zip((x.name for x in func._schema.arguments), args, strict=False)) | dict(kwargs)
-    try:
-        ranks = _ranks_of(given)
-    except theirs():  # a group of somebody else's, which has no ranks
-        return None
-    found = Collective(KIND_OF[name], ranks)
+    found = Collective(KIND_OF[name], _ranks_of(given))
     read, written = READS_AND_WRITES[name] if _namespace(func) == "c10d" else _functional(name)
     found.reads, found.writes = list(_tensors(given.get(read))), list(_tensors(given.get(written)))
     if not read and found.kind != "recv":

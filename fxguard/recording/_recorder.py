@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,16 +12,16 @@ from torch import Tensor
 from torch.nn import Module
 
 from fxguard import trees
-from fxguard.forgiving import theirs
+from fxguard.forgiving import theirs, where_theirs_may_raise
 from fxguard.graph.written_operands import written_operands
 from fxguard.measure.at_hand import has_memory, own_arithmetic
 from fxguard.measure.func_levels import has_levels
 from fxguard.recording._collectives import Collective, collective_of, waits
 from fxguard.recording.modules_running import ModulesRunning
 from fxguard.recording.recorded import (
+    NO_NUMBERS,
     NOT_RECORDED,
     Leaf,
-    Numbers,
     Operation,
     Recording,
     Ref,
@@ -33,8 +32,6 @@ from fxguard.source.lines import source_of_caller
 from fxguard.torch_names import TorchDispatchMode, is_traceable_wrapper_subclass
 
 __all__ = ["Recorder", "parts_of"]
-
-NO_NUMBERS = Numbers(math.nan, math.nan, math.nan, math.nan, 0)  # of what has no elements here
 
 
 class Recorder(TorchDispatchMode):
@@ -74,9 +71,10 @@ class Recorder(TorchDispatchMode):
     def end(self) -> None:
         """Let the model go."""
         self._modules.end()
-        for value, alive in list(self._late.items()):
-            if (tensor := alive()) is not None:
-                self._arrived(value, tensor)
+        with own_arithmetic(), where_theirs_may_raise():  # no memory for a copy
+            for value, alive in list(self._late.items()):
+                if (tensor := alive()) is not None:
+                    self._arrived(value, tensor)
         self._known.clear()
 
     def held(self, tensor: Tensor) -> int:
@@ -113,9 +111,13 @@ class Recorder(TorchDispatchMode):
         given = [x for x in trees.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if any(map(is_traceable_wrapper_subclass, given)):
             return NotImplemented  # its own operations are recorded, on the tensors inside
-        if (collective := collective_of(func, args, kwargs)) is not None:
+        try:
+            collective = collective_of(func, args, kwargs)
+        except theirs():  # a group of somebody else's, which has no ranks
+            collective = None
+        if collective is not None:
             return self._exchange(func, args, kwargs, collective)
-        if waits(func):
+        if waits(func) and args:
             return self._wait(func, args, kwargs)
         if self._late and self._is_part_of_one(func, args):
             return func(*args, **kwargs)
@@ -134,8 +136,7 @@ class Recorder(TorchDispatchMode):
         except theirs():  # likewise; no memory for a copy
             read = None
         if read is None:
-            about = self.recording.about
-            about[NOT_RECORDED] = int(about.get(NOT_RECORDED, 0)) + 1
+            self._leave_out()
         return result
 
     def _note(
@@ -157,43 +158,42 @@ class Recorder(TorchDispatchMode):
         for tensor, before in written.values():
             now = self.held(tensor)
             changed.append((before, self._value(tensor) if now == before else now))
-        self.recording.operations.append(
-            Operation(
-                str(func),
-                args,
-                kwargs,
-                tuple(made),
-                tuple(changed),
-                self._modules.innermost,
-                source_of_caller(),
-            )
-        )
+        self._append(func, args, kwargs, tuple(made), tuple(changed))
 
     def _exchange(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], collective: Collective
     ) -> Any:
         """Run a collective, and note it; what it brings may come later than it returns."""
-        with own_arithmetic():
-            given = collective.as_arguments(self.held)
-            before = [self.held(x) for x in collective.writes]
+        try:
+            with own_arithmetic():
+                given = collective.as_arguments(self.held)
+                before = [self.held(x) for x in collective.writes]
+        except theirs():  # no memory for a copy
+            self._leave_out()
+            return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        with own_arithmetic():
-            returns = not collective.writes and collective.kind != "send"
-            brought = [x for x in trees.tree_leaves(result) if returns and isinstance(x, Tensor)]
-            made = tuple(map(self._later, brought))
-            written = [(x, self._later(y)) for x, y in zip(before, collective.writes, strict=True)]
-            self.recording.operations.append(
-                Operation(
-                    str(func),
-                    (),
-                    given,
-                    made,
-                    tuple(written),
-                    self._modules.innermost,
-                    source_of_caller(),
-                )
-            )
+        returns = not collective.writes and collective.kind != "send"
+        brought = [x for x in trees.tree_leaves(result) if returns and isinstance(x, Tensor)]
+        written = zip(before, map(self._later, collective.writes), strict=True)
+        self._append(func, (), given, tuple(map(self._later, brought)), tuple(written))
         return result
+
+    def _append(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        made: tuple[int | None, ...],
+        written: tuple[tuple[int, int], ...],
+    ) -> None:
+        module, source = self._modules.innermost, source_of_caller()
+        self.recording.operations.append(
+            Operation(str(func), args, kwargs, made, written, module, source)
+        )
+
+    def _leave_out(self) -> None:
+        about = self.recording.about
+        about[NOT_RECORDED] = int(about.get(NOT_RECORDED, 0)) + 1
 
     def _wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
@@ -215,11 +215,11 @@ class Recorder(TorchDispatchMode):
 
     def _later(self, tensor: Tensor) -> int:
         """The value of a tensor whose elements are not there yet."""
-        values = self.recording.values
+        values, alive = self.recording.values, weakref.ref(tensor)
         values.append(Value(tuple(tensor.shape), tensor.dtype, NO_NUMBERS))
         number = len(values) - 1
-        self._known[id(tensor)] = weakref.ref(tensor), number
-        self._late[number] = self._known[id(tensor)][0]
+        self._known[id(tensor)] = alive, number
+        self._late[number] = alive
         return number
 
     def _arrived(self, value: int, tensor: Tensor) -> None:

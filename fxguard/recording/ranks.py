@@ -13,15 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.errors import UsageError
-from fxguard.recording._brought import Given, Written, brought
+from fxguard.ranks.agreement import rank_and_count
+from fxguard.recording._brought import Given, brought
 from fxguard.recording.folder import read_folder
 from fxguard.recording.recorded import RANKS, Leaf, Operation, Recording, Ref
 from fxguard.recording.replay import reads_of
+from fxguard.recording.written import Written
 
-__all__ = ["read_record", "together"]
+__all__ = ["folder_of_rank", "read_record", "together"]
 
 RANK = "rank-"
+# What folders may raise that others have written: sizes or kinds that do not fit together.
+DAMAGED = (LookupError, TypeError, ValueError, RuntimeError)
 Group = tuple[int, ...]
+
+
+def folder_of_rank(folder: Path) -> Path:
+    """Where this process writes its record: ``rank-N`` in a folder, if it is one of several."""
+    rank, ranks = rank_and_count()
+    return folder / f"{RANK}{rank}" if ranks > 1 else folder
 
 
 def read_record(folder: Path) -> Recording:
@@ -56,12 +66,7 @@ def together(recordings: Sequence[Recording]) -> Recording:
         return _Together(recordings).run()
     except UsageError:
         raise
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # folders that others have written
+    except DAMAGED as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise UsageError(f"the records of these ranks do not fit together: {what}") from error
 

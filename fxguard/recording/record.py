@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed
 from torch.nn import Module
 
 from fxguard.errors import UsageError
 from fxguard.recording.folder import need_safetensors, refuse_to_overwrite, write_folder
+from fxguard.recording.ranks import folder_of_rank
 from fxguard.recording.running import recorded
 
 __all__ = ["record"]
@@ -68,10 +67,7 @@ def record(
     if max_bytes < 0:
         raise UsageError(f"max_bytes has to be 0 or more, got {max_bytes}")
     need_safetensors()
-    path = Path(folder)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        many = torch.distributed.get_world_size() > 1
-        path = path / f"rank-{torch.distributed.get_rank()}" if many else path
+    path = folder_of_rank(Path(folder))
     refuse_to_overwrite(path)
     limit = 0 if fingerprints_only else max_bytes
     found, output = recorded(model, inputs, named, limit, of=of, gradients=gradients)

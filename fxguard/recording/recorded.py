@@ -15,6 +15,7 @@ from fxguard.records import Source
 
 __all__ = [
     "NOT_RECORDED",
+    "NO_NUMBERS",
     "RANKS",
     "Leaf",
     "Numbers",
@@ -46,6 +47,9 @@ class Numbers(NamedTuple):
     sum_of_squares: float
     largest: float
     not_finite: int
+
+
+NO_NUMBERS = Numbers(math.nan, math.nan, math.nan, math.nan, 0)  # of what has no elements here
 
 
 @dataclass(frozen=True, slots=True)

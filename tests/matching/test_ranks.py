@@ -83,3 +83,23 @@ def test_two_folders_of_ranks_agree(folder: Path) -> None:
     healthy = folder / "by hand" / "healthy"
     found = fxguard.compare(healthy, healthy)
     assert found.agrees, found
+
+
+def test_losses_of_the_parts_of_a_batch_are_averaged(tmp_path: Path) -> None:
+    """Also where those of the ranks are nearly equal, as at the start of a training."""
+
+    class Loss(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.square().mean()
+
+    needs("safetensors")
+    x = 1 + 1e-3 * torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    for name, given in (("one", x), ("two/rank-0", x[:4]), ("two/rank-1", x[4:])):
+        fxguard.record(Loss(), tmp_path / name, given)
+    found = fxguard.compare(tmp_path / "one", tmp_path / "two")
+    assert found.agrees, found
+    (only,) = found.outputs
+    assert only.recorded is None  # no rank held the mean
+    fxguard.record(Loss(), tmp_path / "wrong/rank-0", x[:4])
+    fxguard.record(Loss(), tmp_path / "wrong/rank-1", x[2:6])  # half of it is rank 0's
+    assert fxguard.compare(tmp_path / "one", tmp_path / "wrong").outcome == "operation"
